@@ -1,0 +1,131 @@
+"""A generated package as data, and the two things done with it: write it whole, or compare it with what is on disk."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcpgen.emit.stamp import is_stamped, stamped_spec
+
+SHOWN_DIFF_LINES = 80
+
+
+class ForeignFilesError(Exception):
+    """The place of a generated package is taken by files that kcpgen did not make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """One generated op: the name of its directory and the text of every file in it."""
+
+    name: str
+    spec_path: str  # as stamped
+    files: Mapping[str, str]
+
+    @property
+    def lines(self) -> int:
+        return sum(text.count("\n") for text in self.files.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One file that is not on disk as it would be generated."""
+
+    path: Path
+    kind: str  # "changed", "missing" or "extra"
+    diff: str
+
+
+def files_on_disk(directory: Path) -> dict[str, Path]:
+    """Relative name -> path of every file below, Python's own caches left out."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(directory).as_posix(): path for path in paths}
+
+
+def differences(package: Package, output: Path) -> tuple[Difference, ...]:
+    """What distinguishes `output/<name>/` from the package: the set of files first, then each file's text."""
+    directory = output / package.name
+    present = files_on_disk(directory)
+    return tuple(_compare(package, directory, present))
+
+
+def _compare(package: Package, directory: Path, present: Mapping[str, Path]) -> Iterator[Difference]:
+    for name in sorted({*package.files, *present}):
+        path = directory / name
+        old = present[name].read_text(encoding="utf-8", errors="replace") if name in present else None
+        new = package.files.get(name)
+        if old != new:
+            kind = "missing" if old is None else "extra" if new is None else "changed"
+            yield Difference(path=path, kind=kind, diff=_unified(path, old, new))
+
+
+def _unified(path: Path, old: str | None, new: str | None) -> str:
+    before = (old or "").splitlines(keepends=True)
+    after = (new or "").splitlines(keepends=True)
+    names = ("/dev/null" if old is None else str(path), "/dev/null" if new is None else f"{path} (generated)")
+    lines = list(difflib.unified_diff(before, after, *names))
+    if len(lines) > SHOWN_DIFF_LINES:
+        lines = [*lines[:SHOWN_DIFF_LINES], f"... {len(lines) - SHOWN_DIFF_LINES} more lines\n"]
+    return "".join(lines)
+
+
+def orphans(output: Path) -> tuple[tuple[Path, str], ...]:
+    """Generated packages in `output` whose spec is gone, each with the path it was generated from."""
+    if not output.is_dir():
+        return ()
+    found = []
+    for directory in sorted(path for path in output.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        specs = {stamped_spec(path.read_text(encoding="utf-8")) for path in directory.glob("*.py")}
+        found += [(directory, spec) for spec in sorted(specs - {""}) if not (output.parent / spec).is_file()]
+    return tuple(found)
+
+
+def write(package: Package, output: Path) -> bool:
+    """Put the package at `output/<name>/`, whole or not at all; False when it was there already, to the byte.
+
+    Raises ForeignFilesError rather than replace a directory that holds anything kcpgen did not generate.
+    """
+    target = output / package.name
+    _refuse_foreign(target)
+    if target.is_dir() and not differences(package, output):
+        return False
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{package.name}-", dir=output) as scratch:
+        fresh = Path(scratch, "fresh")
+        for name, text in package.files.items():
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+        _swap(fresh, target, Path(scratch, "old"))
+    return True
+
+
+def _swap(fresh: Path, target: Path, aside: Path) -> None:
+    if not target.exists():
+        os.replace(fresh, target)
+        return
+    os.replace(target, aside)
+    try:
+        os.replace(fresh, target)
+    except OSError:
+        os.replace(aside, target)
+        raise
+    shutil.rmtree(aside)
+
+
+def _refuse_foreign(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise ForeignFilesError(f"{target} is in the way: it is not a directory")
+    foreign = [
+        name
+        for name, path in files_on_disk(target).items()
+        if not is_stamped(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        raise ForeignFilesError(f"{target} holds files that kcpgen did not generate ({shown}); move them or choose another -o")
