@@ -9,29 +9,29 @@ Vectors are elementwise (commutative) sympy expressions over symbols named like 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import sympy
 
+from kcpgen.derivation import faults
+from kcpgen.derivation.contract import Part, contract
+from kcpgen.derivation.decay import Decay, decay_of, undecayed
+from kcpgen.derivation.words import Lowering, Word, walk
+from kcpgen.diagnostics import Diagnostic, SpecError
+from kcpgen.language.syntax import Expr, Name, Node
 from kcpgen.spec import Spec
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decay:
-    """D_t = exp(log), one number per head (axis "") or one per key channel (axis "K")."""
-
-    axis: str
-    log: sympy.Expr
+from kcpgen.tokenwise import split_scalar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
     """One rank-1 part of the update.
 
-    write, erase: key-axis expressions; value: value-axis expression. erase == 0 is a pure write, value == 0 a pure erase.
-    When `erase_reads_decayed`, a_i = exp(decay.log) * erase: the state is decayed before the erase reads it, and inside a
-    chunk the exclusive cumulative decay turns into the inclusive one.
+    write, erase: key-axis expressions; value: value-axis expression. erase == 0 is a pure write, value == 0 a pure
+    erase. When `erase_reads_decayed`, a_i = exp(decay.log) * erase: the state is decayed before the erase reads it, and
+    inside a chunk the exclusive cumulative decay turns into the inclusive one.
     """
 
     write: sympy.Expr
@@ -55,3 +55,75 @@ class NormalForm:
     @cached_property
     def pure_writes(self) -> tuple[int, ...]:
         return tuple(i for i, term in enumerate(self.terms) if term.erase == 0)
+
+
+def derive_normal_form(spec: Spec) -> NormalForm:
+    """The normal form of a checked spec.
+
+    Raises SpecError with every fault of update and readout: not affine in the state, a decay that is no exponential of
+    declared log decays, nothing written, a readout that is not S[t]^T times a key vector.
+    """
+    found = _misplaced(spec, spec.update, 0, faults.update_ahead)
+    found += _misplaced(spec, spec.readout, -1, faults.readout_before)
+    decay, terms = _update(spec, found)
+    read = _read(spec, found)
+    if found:
+        raise SpecError(found, spec.text)
+    return NormalForm(spec=spec, decay=decay, terms=terms, read=read)
+
+
+def _misplaced(spec: Spec, expr: Expr, offset: int, fault: Callable[[Node], Diagnostic]) -> list[Diagnostic]:
+    """A fault for each read of the state at a token where it must not be read."""
+    states = [node for node in walk(expr) if isinstance(node, Name) and node.name == spec.state]
+    return [fault(node) for node in states if node.offset == offset]
+
+
+def _update(spec: Spec, found: list[Diagnostic]) -> tuple[Decay | None, tuple[Term, ...]]:
+    lowering = Lowering(spec)
+    words = lowering.words(spec.update)
+    found += lowering.diagnostics
+    if found:  # a part that was refused is missing from the words: what follows would blame its absence
+        return None, ()
+    decay = decay_of(spec, words)
+    if isinstance(decay, Diagnostic):
+        found.append(decay)
+        return None, ()
+    terms = _terms(spec, words, decay)
+    if not terms:
+        found.append(faults.nothing_written(spec.update))
+    return decay, terms
+
+
+def _terms(spec: Spec, words: list[Word], decay: Decay | None) -> tuple[Term, ...]:
+    """Rank-1 parts grouped by what they write along, up to a scalar; those that write a value come first."""
+    groups: dict[sympy.Expr, list[Part]] = {}
+    for part in map(contract, words):
+        if part.column is not None:
+            scalar, write = split_scalar(part.column, spec.axes)
+            groups.setdefault(write, []).append(replace(part, coefficient=part.coefficient * scalar))
+    terms = [_term(write, parts, decay) for write, parts in groups.items()]
+    return tuple(sorted((t for t in terms if (t.value, t.erase) != (0, 0)), key=lambda term: term.value == 0))
+
+
+def _term(write: sympy.Expr, parts: list[Part], decay: Decay | None) -> Term:
+    erase = sympy.Add(*(part.coefficient * part.row for part in parts if part.on_state))
+    value = sympy.Add(*(part.coefficient * part.row for part in parts if not part.on_state))
+    stripped = undecayed(erase, decay)
+    return Term(
+        write=write,
+        value=value,
+        erase=erase if stripped is None else stripped,
+        erase_reads_decayed=stripped is not None,
+    )
+
+
+def _read(spec: Spec, found: list[Diagnostic]) -> sympy.Expr:
+    """The key vector q of o = S[t]^T q."""
+    lowering = Lowering(spec, value_side=faults.output_scaled)
+    parts = [contract(word) for word in lowering.words(spec.readout)]
+    found += lowering.diagnostics
+    if any(not part.on_state for part in parts):
+        found.append(faults.readout_form(spec.readout, "a term of this does not read the state"))
+    elif any(part.column is None for part in parts):
+        found.append(faults.readout_form(spec.readout, "this is not S[t]^T times a key vector"))
+    return sympy.Add(*(part.coefficient * (part.column or 0) for part in parts))
