@@ -17,10 +17,14 @@ Role = Literal["data", "log_decay"]
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """A promise of the spec about every element of an input, e.g. `in [-5, 0]`."""
+    """A promise of the spec about every element of an input, e.g. `in [-5, 0]`.
+
+    `low_constant` names the constant whose value is the lower bound at run time (`in [lower_bound, 0]`); `low` is -inf then.
+    """
 
     low: float
     high: float
+    low_constant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ Shapes are (rows, columns) over the dimension names of the spec and "1": a scala
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -40,11 +40,13 @@ class Number(Node):
 class Name(Node):
     """A reference to a token input, a parameter, `scale`, or the state.
 
-    `offset` is the token it is read at, relative to t: 0 for `k` and `k[t]`, -1 for `S[t-1]`.
+    `offset` is the token it is read at, relative to t: 0 for `k` and `k[t]`, -1 for `S[t-1]`. `indexed` tells `k[t]` from `k`
+    for diagnostics; the two mean the same and compare equal.
     """
 
     name: str
     offset: int
+    indexed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,110 @@
+"""Diagnostics as data, and the one renderer that shows them.
+
+Every stage that can find fault with a spec raises `SpecError` with all the faults it found, each a `Diagnostic` that points
+at the smallest wrong piece of the source. `CODES` is the registry of what can be said; docs/language.md explains each code.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kcpgen.language.syntax import Span
+
+TAB_STOP = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """One fault. `label` stands beside the carets, `notes` say why, `hints` what to write instead."""
+
+    code: str
+    message: str
+    span: Span
+    label: str = ""
+    notes: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+
+class SpecError(Exception):
+    """A spec was rejected. Carries every diagnostic of the stage that rejected it; str() is the rendered text.
+
+    `text` is the source the spans point into; without it only positions and messages are shown.
+    """
+
+    def __init__(self, diagnostics: Iterable[Diagnostic], text: str = "") -> None:
+        self.diagnostics = tuple(sorted(diagnostics, key=_position))
+        self.text = text
+        super().__init__(self.diagnostics, text)
+
+    def __str__(self) -> str:
+        return render(self.diagnostics, self.text)
+
+
+def render(diagnostics: Iterable[Diagnostic], text: str) -> str:
+    """All diagnostics as text, one block each, separated by an empty line."""
+    lines = text.split("\n")
+    return "\n".join(_block(diagnostic, lines) for diagnostic in diagnostics)
+
+
+def _position(diagnostic: Diagnostic) -> tuple[int, int, str]:
+    return diagnostic.span.line, diagnostic.span.column, diagnostic.code
+
+
+def _block(diagnostic: Diagnostic, lines: list[str]) -> str:
+    span = diagnostic.span
+    margin = " " * len(str(span.line))
+    body = [
+        f"error[{diagnostic.code}]: {diagnostic.message}",
+        f"{margin}--> {span.path}:{span.line}:{span.column}",
+        *_excerpt(span, lines, diagnostic.label, margin),
+        *(f"{margin} = note: {note}" for note in diagnostic.notes),
+        *(f"{margin} = hint: {hint}" for hint in diagnostic.hints),
+    ]
+    return "\n".join(body) + "\n"
+
+
+def _excerpt(span: Span, lines: list[str], label: str, margin: str) -> list[str]:
+    line = lines[span.line - 1] if span.line <= len(lines) else ""
+    if not line.strip():
+        return []
+    start = span.column - 1
+    end = span.end_column - 1 if span.end_line == span.line else len(line)
+    before, marked = _columns(line[:start]), _columns(line[:end])
+    carets = "^" * max(1, marked - before)
+    return [
+        f"{margin} |",
+        f"{span.line} | {_visible(line)}",
+        f"{margin} | {' ' * before}{carets} {label}".rstrip(),
+    ]
+
+
+def _columns(text: str) -> int:
+    """Terminal columns that `text` takes: tabs run to the next stop, wide characters take two, combining marks none."""
+    columns = 0
+    for character in text:
+        columns += TAB_STOP - columns % TAB_STOP if character == "\t" else _width(character)
+    return columns
+
+
+def _width(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def _visible(line: str) -> str:
+    """The line as shown: tabs expanded, everything that cannot be printed replaced."""
+    shown = ""
+    for character in line.rstrip():
+        if character == "\t":
+            shown += " " * (TAB_STOP - _columns(shown) % TAB_STOP)
+        elif character == " " or character.isprintable() or not _width(character):
+            shown += character if character.isprintable() else ""
+        else:
+            shown += "\N{REPLACEMENT CHARACTER}"
+    return shown
+
+
+CODES: dict[str, str] = {}
