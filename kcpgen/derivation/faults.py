@@ -15,7 +15,6 @@ DERIVATION_CODES = {
     "KCP206": "the readout is not a read of the new state by one key vector",
     "KCP207": "the readout reads the state before the update",
     "KCP208": "the update reads the state it is about to define",
-    "KCP209": "not an elementwise expression of one token",
 }
 
 
@@ -118,14 +117,4 @@ def update_ahead(node: Node) -> Diagnostic:
         span=node.span,
         label="this token's state is not known yet",
         hints=("write S[t-1]",),
-    )
-
-
-def not_local(node: Node, reason: str) -> Diagnostic:
-    return Diagnostic(
-        code="KCP209",
-        message="this has to be an elementwise expression of one token",
-        span=node.span,
-        label=reason,
-        hints=("use scalars and vectors of this token with + - * / ⊙, exp, sigmoid, softplus, sqrt, sum and l2norm",),
     )

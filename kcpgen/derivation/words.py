@@ -32,7 +32,7 @@ from kcpgen.language.syntax import (
     Transpose,
 )
 from kcpgen.spec import Spec
-from kcpgen.tokenwise import Local, NotLocal, evaluate
+from kcpgen.tokenwise import Local, NotLocal, evaluate, not_local
 
 Fault: TypeAlias = Callable[[Node], Diagnostic]
 
@@ -243,7 +243,7 @@ class Lowering:
         return any(isinstance(node, Name) and node.name == self._spec.state for node in walk(expr))
 
     def _not_local(self, verdict: NotLocal) -> Polynomial:
-        return self._fault(faults.not_local(verdict.node, verdict.reason))
+        return self._fault(not_local(verdict))
 
     def _fault(self, diagnostic: Diagnostic) -> Polynomial:
         self.diagnostics.append(diagnostic)

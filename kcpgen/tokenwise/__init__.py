@@ -19,7 +19,7 @@ from kcpgen.tokenwise.expression import (
     split_scalar,
     symbol,
 )
-from kcpgen.tokenwise.from_syntax import Local, NotLocal, evaluate, from_syntax
+from kcpgen.tokenwise.from_syntax import Local, NotLocal, evaluate, from_syntax, not_local
 
 __all__ = [
     "FUNCTIONS",
@@ -35,6 +35,7 @@ __all__ = [
     "flatten",
     "from_syntax",
     "names",
+    "not_local",
     "reductions_of",
     "row_sum",
     "sigmoid",

@@ -10,8 +10,7 @@ from typing import NoReturn
 
 import sympy
 
-from kcpgen.derivation.faults import not_local
-from kcpgen.diagnostics import SpecError
+from kcpgen.diagnostics import Diagnostic, SpecError
 from kcpgen.language.syntax import (
     SCALAR,
     Call,
@@ -65,8 +64,18 @@ def from_syntax(expr: Expr, spec: Spec) -> sympy.Expr:
         if local.diagonal:
             _refuse(expr, "this is a matrix")
     except NotLocal as verdict:
-        raise SpecError([not_local(verdict.node, verdict.reason)], spec.text) from None
+        raise SpecError([not_local(verdict)], spec.text) from None
     return local.value
+
+
+def not_local(verdict: NotLocal) -> Diagnostic:
+    return Diagnostic(
+        code="KCP209",
+        message="this has to be an elementwise expression of one token",
+        span=verdict.node.span,
+        label=verdict.reason,
+        hints=("use scalars and vectors of this token with + - * / ⊙, exp, sigmoid, softplus, sqrt, sum and l2norm",),
+    )
 
 
 def evaluate(expr: Expr, spec: Spec) -> Local:
