@@ -128,4 +128,6 @@ def _refuse_foreign(target: Path) -> None:
     ]
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-        raise ForeignFilesError(f"{target} holds files that kcpgen did not generate ({shown}); move them or choose another -o")
+        raise ForeignFilesError(
+            f"{target} holds files that kcpgen did not generate ({shown}); move them or choose another -o"
+        )

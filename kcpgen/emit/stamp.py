@@ -44,7 +44,8 @@ def stamped_spec(text: str) -> str:
 def template_digest(filename: str) -> str:
     """Hash of the template that mirrors this file's name and of all it includes; of every template if none does."""
     own = f"{filename}.jinja"
-    everything = sorted(path.name for path in templates_directory().glob("*.jinja"))
+    root = templates_directory()
+    everything = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jinja"))
     names = sorted(_closure(own)) if own in everything else everything
     return _short("\0".join(f"{name}\0{template_source(name)}" for name in names))
 

@@ -1,0 +1,197 @@
+"""Random inputs of any op, made from what its description says of each tensor.
+
+A recurrence is only worth comparing where it is stable, so erases are drawn to contract the state: a vector that erases
+and another that writes in the same term are aligned, with the sign that shrinks the state.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, softplus
+
+from kcpgen.verify.cases import Case
+from kcpgen.verify.op import Op
+
+STRONG = -20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Arguments of one call, leaves that require gradients, and the gradients of its outputs."""
+
+    tokens: Mapping[str, Tensor]
+    params: Mapping[str, Tensor]
+    initial_state: Tensor | None
+    keywords: Mapping[str, object]
+    d_output: Tensor | None
+    d_state: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tokens.values())).device
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        state = {} if self.initial_state is None else {"initial_state": self.initial_state}
+        return {**self.tokens, **self.params, **state}
+
+
+def make_inputs(op: Op, case: Case, device: str) -> Inputs:
+    """Inputs rounded to what they are passed in: data in `case.dtype`, log decays, parameters and states in fp32.
+
+    In float64 if the case is.
+    """
+    draw = _Draw(op, case, contracting_signs(op))
+    data = getattr(torch, case.dtype)
+    precise = torch.float64 if data == torch.float64 else torch.float32
+
+    def leaf(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(device=device, dtype=dtype).requires_grad_()
+
+    decays = op.description.log_decays
+    return Inputs(
+        tokens={name: leaf(x, precise if name in decays else data) for name, x in draw.tokens().items()},
+        params={name: leaf(x, precise) for name, x in draw.params().items()},
+        initial_state=leaf(draw.state(), precise) if case.initial_state else None,
+        keywords={**dict.fromkeys(op.constants_always_read, 0.5), **case.keywords},
+        d_output=draw.output().to(device=device, dtype=data) if case.loss != "state" else None,
+        d_state=draw.state().to(device=device, dtype=precise) if case.loss != "output" else None,
+    )
+
+
+def in_float64(inputs: Inputs, perturbed: float = 0.0) -> Inputs:
+    """The same numbers as float64 leaves; `perturbed` moves each 16-bit one up or down by that relative amount."""
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(x: Tensor) -> Tensor:
+        exact = x.detach().double()
+        sign = torch.randint(0, 2, exact.shape, generator=generator).to(exact) * 2 - 1
+        move = perturbed if x.dtype in (torch.bfloat16, torch.float16) else 0.0
+        return (exact * (1 + move * sign)).requires_grad_()
+
+    return Inputs(
+        tokens={name: leaf(x) for name, x in inputs.tokens.items()},
+        params={name: leaf(x) for name, x in inputs.params.items()},
+        initial_state=None if inputs.initial_state is None else leaf(inputs.initial_state),
+        keywords=inputs.keywords,
+        d_output=None if inputs.d_output is None else inputs.d_output.double(),
+        d_state=None if inputs.d_state is None else inputs.d_state.double(),
+    )
+
+
+class _Draw:
+    """float64 random tensors of one case, from a seed of its own."""
+
+    def __init__(self, op: Op, case: Case, signs: Mapping[str, float]) -> None:
+        self.op = op
+        self.case = case
+        self.signs = signs
+        self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op.name} {case.label}".encode()))
+        self.rewritten = op.rewritten(case.keywords)
+
+    def tokens(self) -> dict[str, Tensor]:
+        drawn = {name: self._token(name) for name in self.op.signature.inputs}
+        for term in self.op.description.terms:
+            self._contract(drawn, term.erase, term.write)
+        return {name: x.contiguous() for name, x in drawn.items()}
+
+    def params(self) -> dict[str, Tensor]:
+        letters = self.op.signature.params
+        return {name: 0.5 * self._normal(letters[name]) for name in self.op.params_read(self.case.keywords)}
+
+    def state(self) -> Tensor:
+        return self._normal("N HV K V")
+
+    def output(self) -> Tensor:
+        return self._normal("B T HV V")
+
+    def _token(self, name: str) -> Tensor:
+        raw = self._normal(self.op.signature.inputs[name])
+        if name in self.rewritten:
+            return raw
+        if name in self.op.description.log_decays:
+            return self._log_decay(raw, name)
+        if self.op.is_scalar(name):
+            return torch.sigmoid(raw + (4.0 if self.case.keys == "repeated" else 0.0))
+        return self._key(raw) if self.op.axis(name) == "K" else raw
+
+    def _key(self, raw: Tensor) -> Tensor:
+        """Unit vectors; "repeated": one direction for all tokens of a head, each 2 % away from it."""
+        if self.case.keys == "repeated":
+            raw = raw[:, :1] + 0.02 * raw
+        return normalize(raw, dim=-1)
+
+    def _log_decay(self, raw: Tensor, name: str) -> Tensor:
+        tokens = torch.arange(raw.shape[1]).reshape(1, -1, *[1] * (raw.ndim - 2))
+        heads = torch.arange(raw.shape[2]).reshape(1, 1, -1, *[1] * (raw.ndim - 3))
+        zero = torch.zeros_like(raw)
+        kinds = {
+            "random": lambda: -softplus(raw - 1.0),
+            "zero": lambda: zero,
+            "mixed": lambda: torch.where(raw > 0, zero, STRONG),
+            "heads": lambda: torch.where(heads % 2 == 0, zero + STRONG, zero),
+            "reset": lambda: torch.where(tokens == raw.shape[1] // 2, zero - 90.0, zero),
+            "spikes": lambda: torch.where(raw > 2.0, -1000.0, -softplus(raw)),
+        }
+        low, high = self.op.description.bounds.get(name, (-float("inf"), 0.0))
+        return kinds[self.case.gates]().clamp(low, high)
+
+    def _contract(self, drawn: dict[str, Tensor], erase: tuple[str, ...], write: tuple[str, ...]) -> None:
+        """Make the vectors that erase in one term erase what the term writes, at most once.
+
+        Where one vector erases and writes, another in the erase is a gate on its channels; else both are made parallel.
+        """
+        writers = [name for name in write if self.op.is_key(name)]
+        shared = [name for name in writers if name in erase]
+        for name in erase:
+            if name in write or not self.op.is_key(name) or not writers:
+                continue
+            if not shared:
+                drawn[name] = self.signs.get(name, 1.0) * self._weakened(_as_heads(drawn[writers[0]], drawn[name]))
+            elif name not in self.rewritten:
+                drawn[name] = torch.sigmoid(self._normal(self.op.signature.inputs[name]))
+
+    def _weakened(self, keys: Tensor) -> Tensor:
+        return keys * torch.rand((*keys.shape[:3], 1), generator=self.generator, dtype=torch.float64)
+
+    def _normal(self, letters: str) -> Tensor:
+        case = self.case
+        sizes = {"B": case.batch, "T": case.tokens, "N": case.sequences, "H": case.heads, "HV": case.value_heads}
+        sizes |= {"K": case.key_width, "V": case.value_width}
+        shape = [sizes[letter] for letter in letters.split()]
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+
+
+def contracting_signs(op: Op) -> dict[str, float]:
+    """For each input that only erases: the sign that makes it, parallel to a write, shrink a state. Found by trying."""
+    signs: dict[str, float] = {}
+    for term in op.description.terms:
+        for name in term.erase:
+            if name not in term.write and op.is_key(name):
+                norms = {sign: _decayed_norm(op, {**signs, name: sign}) for sign in (1.0, -1.0)}
+                signs[name] = min(norms, key=norms.__getitem__)
+    return signs
+
+
+def _decayed_norm(op: Op, signs: Mapping[str, float]) -> float:
+    """Norm of what a few tokens leave of a state when nothing decays and no value is written."""
+    case = Case(
+        label="sign", backend="naive", tokens=16, heads=1, value_heads=1, key_width=8, value_width=8, gates="zero"
+    )
+    draw = _Draw(op, case, signs)
+    constants = dict.fromkeys(op.constants_always_read, 0.5)
+    silent = {name: torch.zeros_like(x) if op.axis(name) == "V" else x for name, x in draw.tokens().items()}
+    _, state = op.naive(**silent, **draw.params(), **constants, initial_state=draw.state(), output_final_state=True)
+    assert state is not None
+    return float(state.norm())
+
+
+def _as_heads(x: Tensor, like: Tensor) -> Tensor:
+    """[B, T, heads', K] seen by the heads of `like`: repeated for more, every group's first for fewer."""
+    given, heads = x.shape[2], like.shape[2]
+    return x.repeat_interleave(heads // given, dim=2) if heads >= given else x[:, :, :: given // heads]
