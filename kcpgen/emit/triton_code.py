@@ -1,0 +1,161 @@
+"""Token-local sympy expressions as Triton source, and their gradients.
+
+A kernel holds the tokens of one chunk as rows: a scalar per token is [C], a vector [C, width]. Parameters are per head: a
+number, or [width]. `TritonPrinter.code(expr, axis)` writes an expression for one of these frames and broadcasts what is
+smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import sympy
+
+from kcpgen.spec import Spec
+from kcpgen.tokenwise import RowSum, adjoint, axis_of, flatten, names, sigmoid, softplus, symbol
+
+FUNCTIONS = {sympy.exp: "exp", sigmoid: "sigmoid", softplus: "softplus"}
+SUM, PRODUCT, ATOM = range(3)  # binding strength of a piece of source
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonPrinter:
+    """Writes expressions over the names of one spec; `rename` maps a spec's name to the kernel's variable."""
+
+    spec: Spec
+    rename: Mapping[str, str]
+    extra_axes: Mapping[str, str] = field(default_factory=dict)  # of variables that are not the spec's
+
+    @cached_property
+    def per_head(self) -> frozenset[str]:
+        """Names without a token axis: parameters, constants and the scale."""
+        return frozenset([p.name for p in self.spec.params] + [c.name for c in self.spec.constants] + ["scale"])
+
+    def axis_of(self, expr: sympy.Expr) -> str:
+        """The vector axis an expression spans, "" when it is one number per token or head."""
+        return axis_of(expr, {**self.spec.axes, **self.extra_axes})
+
+    def varies_by_token(self, expr: sympy.Expr) -> bool:
+        return any(s.name not in self.per_head for s in expr.free_symbols)
+
+    def code(self, expr: sympy.Expr, axis: str) -> str:
+        return self._write(expr, axis)[0]
+
+    def atom(self, expr: sympy.Expr, axis: str) -> str:
+        return self._at_least(expr, axis, ATOM)
+
+    def _at_least(self, expr: sympy.Expr, axis: str, strength: int) -> str:
+        text, own = self._write(expr, axis)
+        return text if own >= strength else f"({text})"
+
+    def _write(self, expr: sympy.Expr, axis: str) -> tuple[str, int]:
+        if axis and not self.axis_of(expr):
+            return self._broadcast(expr)
+        if isinstance(expr, sympy.Symbol):
+            return self._name(expr, axis), ATOM
+        if isinstance(expr, sympy.Number):
+            return _number(expr)
+        if isinstance(expr, RowSum):
+            inner, inner_axis = expr.args[0], expr.args[1].name
+            return f"tl.sum({self.code(inner, inner_axis)}, axis=1)", ATOM
+        if isinstance(expr, sympy.Add):
+            return self._sum(expr, axis), SUM
+        if isinstance(expr, sympy.Mul):
+            return self._product(expr, axis), PRODUCT
+        if isinstance(expr, sympy.Pow):
+            return self._power(expr.base, expr.exp, axis)
+        if type(expr) in FUNCTIONS:
+            return f"{FUNCTIONS[type(expr)]}({self.code(expr.args[0], axis)})", ATOM
+        raise TypeError(f"no Triton form for {type(expr).__name__}: {expr}")
+
+    def _broadcast(self, expr: sympy.Expr) -> tuple[str, int]:
+        text, strength = self._write(expr, "")
+        if not self.varies_by_token(expr):
+            return text, strength
+        return (text if strength == ATOM else f"({text})") + "[:, None]", ATOM
+
+    def _name(self, expr: sympy.Symbol, axis: str) -> str:
+        name = self.rename.get(expr.name, expr.name)
+        return f"{name}[None, :]" if axis and expr.name in self.per_head else name
+
+    def _sum(self, expr: sympy.Expr, axis: str) -> str:
+        text = ""
+        for term in expr.as_ordered_terms():
+            negative = term.could_extract_minus_sign()
+            piece = self._at_least(-term if negative else term, axis, PRODUCT)
+            text += (" - " if negative else " + ") + piece if text else ("-" if negative else "") + piece
+        return text
+
+    def _product(self, expr: sympy.Expr, axis: str) -> str:
+        """Scalars of the product first, broadcast once, then the vectors; a leading -1 becomes a sign."""
+        factors = list(expr.as_ordered_factors())
+        sign = "-" if factors[0] == -1 else ""
+        factors = factors[1:] if sign else factors
+        small = [f for f in factors if axis and not self.axis_of(f)]
+        large = [f for f in factors if f not in small]
+        pieces = [self._at_least(sympy.Mul(*small), axis, ATOM)] if small else []
+        pieces += [self._at_least(f, axis, ATOM) for f in large]
+        return sign + " * ".join(pieces)
+
+    def _power(self, base: sympy.Expr, exponent: sympy.Expr, axis: str) -> tuple[str, int]:
+        inner = self.code(base, axis)
+        if exponent == sympy.Rational(1, 2):
+            return f"tl.sqrt({inner})", ATOM
+        if exponent == sympy.Rational(-1, 2):
+            return f"tl.rsqrt({inner})", ATOM
+        if exponent.is_Integer and exponent > 0:
+            return " * ".join([self.atom(base, axis)] * int(exponent)), PRODUCT
+        if exponent.is_Rational and exponent < 0:
+            below, _ = self._power(base, -exponent, axis) if exponent != -1 else (self.atom(base, axis), ATOM)
+            return f"(1.0 / ({below}))" if exponent != -1 else f"(1.0 / {below})", ATOM
+        if exponent.is_Rational and (2 * exponent).is_Integer:
+            whole, _ = self._power(base, exponent - sympy.Rational(1, 2), axis)
+            return f"{whole} * tl.sqrt({inner})", PRODUCT
+        raise TypeError(f"no Triton form for the power {base}**{exponent}")
+
+
+def _number(value: sympy.Number) -> tuple[str, int]:
+    text = repr(float(value))
+    return (text, ATOM) if value >= 0 else (f"({text})", ATOM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """Source that carries one value's gradient to what the value is made of."""
+
+    steps: tuple[str, ...]  # assignments of reductions
+    shares: Mapping[str, str]  # input or parameter -> code of its share, in the frame of the name
+
+
+def backward(printer: TritonPrinter, value: sympy.Expr, gradient: str, prefix: str) -> Backward:
+    """Pull the variable `gradient` (the adjoint of `value`, in its frame) back to inputs and parameters.
+
+    Scratch variables start with `prefix`.
+    """
+    axes = printer.spec.axes
+    upstream = symbol(gradient)
+    wanted = [name for name in names(value) if name in _differentiable(printer.spec)]
+    pulled = [adjoint(value, symbol(name), axes, upstream).gradient for name in wanted]
+    reductions, plain = flatten(pulled, prefix=f"{prefix}_sum")
+    local = replace(
+        printer,
+        extra_axes={**printer.extra_axes, gradient: printer.axis_of(value), **{r.target.name: "" for r in reductions}},
+    )
+    steps = tuple(f"{r.target.name} = tl.sum({local.code(r.value, r.axis)}, axis=1)" for r in reductions)
+    return Backward(steps=steps, shares={n: _share(local, e, n) for n, e in zip(wanted, plain, strict=True) if e != 0})
+
+
+def _differentiable(spec: Spec) -> frozenset[str]:
+    return frozenset([i.name for i in spec.inputs] + [p.name for p in spec.params])
+
+
+def _share(printer: TritonPrinter, expr: sympy.Expr, name: str) -> str:
+    """The gradient in the frame of `name`: a parameter collects over the tokens of the chunk."""
+    code = printer.code(expr, printer.spec.axes[name])
+    return f"tl.sum({code}, axis=0)" if name in printer.per_head else code
+
+
+def printer_with(spec: Spec, rename: Mapping[str, str]) -> TritonPrinter:
+    return TritonPrinter(spec=spec, rename=rename)

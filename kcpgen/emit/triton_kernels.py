@@ -1,0 +1,81 @@
+"""All Triton files of one op: the plan laid out by the kernel templates."""
+
+from __future__ import annotations
+
+from kcpgen.emit.render import render
+from kcpgen.emit.triton_gradients import emit_gradients
+from kcpgen.emit.triton_prepare import emit_prepare
+from kcpgen.emit.triton_scan import emit_reverse, emit_scan
+from kcpgen.plan import KernelPlan
+
+
+def emit_triton(plan: KernelPlan) -> dict[str, str]:
+    """File name -> unformatted source of the kernels and their autograd function."""
+    shared = _shared(plan)
+    return {
+        "prepare.py": emit_prepare(plan, shared),
+        "scan.py": emit_scan(plan, shared),
+        "reverse.py": emit_reverse(plan, shared),
+        "gradients.py": emit_gradients(plan, shared),
+        "autograd.py": _emit_autograd(plan),
+    }
+
+
+def _modes(plan: KernelPlan) -> list[str]:
+    return [f"{o.name}_mode" for o in plan.spec.options]
+
+
+def _shared(plan: KernelPlan) -> dict[str, object]:
+    spec = plan.spec
+    return {
+        "title": spec.title,
+        "arguments": [f"{d.name}: torch.Tensor" for d in spec.inputs]
+        + [f"{p.name}: torch.Tensor | None" for p in spec.params],
+        "keywords": [
+            *(f"{c.name}: float | None" for c in spec.constants),
+            "scale: float",
+            *(f"{mode}: int" for mode in _modes(plan)),
+        ],
+        "key_input": _key_input(plan),
+        "value_input": plan.inputs_on("V")[0].name,
+    }
+
+
+def _key_input(plan: KernelPlan) -> str:
+    """The input whose shape tells H and K: one on the shared head group if there is one."""
+    inputs = plan.inputs_on("K")
+    return next((i.name for i in inputs if i.heads == "H"), inputs[0].name)
+
+
+def _emit_autograd(plan: KernelPlan) -> str:
+    spec = plan.spec
+    plain = [*(c.name for c in spec.constants), "scale", *_modes(plan)]
+    kind = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
+    return render(
+        "autograd.py.jinja",
+        title=spec.title,
+        op=spec.name,
+        class_name="".join(part.capitalize() for part in spec.name.split("_")),
+        inputs=[i.name for i in spec.inputs],
+        params=[p.name for p in spec.params],
+        differentiable=[d.name for d in (*spec.inputs, *spec.params)],
+        plain=plain,
+        forwarded=[f"{name}={name}" for name in plain],
+        keywords=[*(p.name for p in spec.params), *(c.name for c in spec.constants), *(o.name for o in spec.options), *spec.flags],
+        modes=[line for option in spec.options for line in _mode_lines(option)],
+        key_input=_key_input(plan),
+        value_input=plan.inputs_on("V")[0].name,
+        decay_kind=kind,
+        term_count=len(plan.terms),
+        whole_value_axis=", whole_value_axis=True" if plan.whole_value_axis else "",
+    )
+
+
+def _mode_lines(option: object) -> list[str]:
+    """Host code that picks an option's variant: the last one whose condition is given."""
+    name = option.name  # type: ignore[attr-defined]
+    lines = [f"{name}_mode = 1 if {name} else 0"]
+    for mode, variant in enumerate(option.variants, start=1):  # type: ignore[attr-defined]
+        if variant.when:
+            lines += [f"if {name} and {variant.when}:" , f"    {name}_mode = {mode}"]
+    return lines

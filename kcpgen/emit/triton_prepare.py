@@ -1,0 +1,213 @@
+"""`prepare.py`: scores, the triangular solve and the scan's operands, laid out by templates/prepare.py.jinja."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kcpgen.emit.render import render
+from kcpgen.emit.triton_blocks import math
+from kcpgen.emit.triton_prologue import (
+    apply_rewrites,
+    base_variable,
+    decay_lines,
+    decayed,
+    form_bases,
+    launch_arguments,
+    load_inputs,
+    load_params,
+    parameters,
+    printer,
+)
+from kcpgen.plan import KernelPlan, Row
+
+DEVICE_FUNCTIONS = (
+    "clamp_log_decay dot exp level_boundary level_decay load_column load_tile same_level select_row sigmoid softplus "
+    "unit_lower_inverse"
+).split()
+
+
+def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
+    """Name -> (shape, meaning) of everything `prepare` leaves behind, in kernel parameter order."""
+    fields = {"q_in": ("C, KP", "[NT, HV, C, KP] read vectors, decayed from the chunk's start, scaled")}
+    for j in plan.terms:
+        fields[f"w_out_{j}"] = ("C, KP", "[NT, HV, C, KP] write vectors, decayed to the chunk's end")
+        fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
+        fields[f"U0_{j}"] = ("C, VP", "[NT, HV, C, VP] corrected values of a zero entering state")
+    for i in plan.erasing:
+        fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
+        for e in plan.erasing:
+            fields[f"T_{i}_{e}"] = ("C, C", "[NT, HV, C, C] block of (I - L)^-1")
+        for p in plan.pure_writes:
+            fields[f"L_{i}_{p}"] = ("C, C", "[NT, HV, C, C] erase scores against a pure write, s < t")
+    if plan.decay_axis is not None:
+        width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
+        fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
+    return fields
+
+
+def emit_prepare(plan: KernelPlan, shared: dict[str, object]) -> str:
+    fields = scratch(plan)
+    text = "\n".join([*_prologue(plan), *_scores(plan), *_solve(plan), *_key_operands(plan), *_value_operands(plan)])
+    return render(
+        "prepare.py.jinja",
+        **shared,
+        equations=[math(e) for e in plan.form.solved if e.target.name in ("W", "U0")],
+        device_functions=[f for f in DEVICE_FUNCTIONS if re.search(rf"(?<![\w.]){f}\(", text)],
+        scratch_fields=[[name, meaning] for name, (_, meaning) in fields.items()],
+        scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
+        scratch=list(fields),
+        parameters=parameters(plan),
+        launch_arguments=launch_arguments(plan),
+        prologue=_prologue(plan),
+        scores=_scores(plan),
+        solve=_solve(plan),
+        key_operands=_key_operands(plan),
+        value_operands=_value_operands(plan),
+    )
+
+
+def _prologue(plan: KernelPlan) -> list[str]:
+    inputs = [i for i in plan.spec.inputs if i.axis != "V"]
+    return [
+        *load_inputs(plan, inputs),
+        *load_params(plan, [p for p in plan.spec.params if p.axis != "V"]),
+        *apply_rewrites(plan, [i.name for i in inputs], keep=False),
+        *decay_lines(plan),
+        *form_bases(plan),
+    ]
+
+
+def rows_of_scores(plan: KernelPlan) -> Iterator[tuple[str, Row, int]]:
+    """(score, row operand, writing term) of every score matrix."""
+    for j in plan.terms:
+        yield f"A_{j}", plan.read, j
+    for i, row in plan.erase.items():
+        for j in plan.terms:
+            yield f"L_{i}_{j}", row, j
+
+
+def _scores(plan: KernelPlan) -> list[str]:
+    code = printer(plan)
+    all_scores = list(rows_of_scores(plan))
+    text = _scores_vector(plan) if plan.decay_axis else _scores_uniform(plan)
+    scaled = []
+    for score, row, _ in all_scores:
+        if row.coefficient != 1:
+            factor = code.code(row.coefficient, "")
+            factor = f"({factor})[:, None]" if code.varies_by_token(row.coefficient) else code.atom(row.coefficient, "")
+            scaled.append(f"{score} = {factor} * {score}")
+    return [*text.splitlines(), *scaled]
+
+
+def _scores_vector(plan: KernelPlan) -> str:
+    scores = list(rows_of_scores(plan))
+    before = {row.base for _, row, _ in scores if row.exclusive}
+    after = [b for b in plan.bases if b in plan.write or any(r.base == b and not r.exclusive for _, r, _ in scores)]
+    suffix = {True: "_B", False: "_E"}
+    return render(
+        "decay/scores_vector.py.jinja",
+        scores=[s for s, _, _ in scores],
+        inclusive=[base_variable(plan, b) for b in after],
+        exclusive=[base_variable(plan, b) for b in plan.bases if b in before],
+        pairs=[
+            [s, base_variable(plan, r.base) + suffix[r.exclusive], base_variable(plan, plan.write[j]) + "_E"]
+            for s, r, j in scores
+        ],
+        own_token=[
+            [f"A_{j}", base_variable(plan, plan.read.base), base_variable(plan, plan.write[j])] for j in plan.terms
+        ],
+    )
+
+
+def _scores_uniform(plan: KernelPlan) -> str:
+    """One factor per pair of tokens, or none: the products of the plain operands come first and are exact in 16 bits."""
+    low = {b: f"{base_variable(plan, b)}_low" for b in plan.bases}
+    kinds: dict[str, list[list[str]]] = {"inclusive": [], "strict": [], "exclusive": []}
+    for score, row, j in rows_of_scores(plan):
+        kind = "inclusive" if row is plan.read else "exclusive" if row.exclusive else "strict"
+        kinds[kind].append([score, low[row.base], low[plan.write[j]]])
+    cast = "".join(f"{low[b]} = {base_variable(plan, b)}.to(LOW)\n" for b in plan.bases)
+    if plan.decay_axis is None:
+        return cast + render("decay/scores_none.py.jinja", inclusive=kinds["inclusive"], strict=kinds["strict"])
+    return cast + render("decay/scores_scalar.py.jinja", **kinds)
+
+
+def _solve(plan: KernelPlan) -> list[str]:
+    """(I - L)^-1 by blocks: each erasing term is eliminated by the inverse of those before it (its Schur complement)."""
+    lines: list[str] = []
+    done: list[int] = []
+    for r in plan.erasing:
+        for a in done:
+            lines.append(f"P_{a} = " + " + ".join(f'dot(T_{a}_{b}, L_{b}_{r}, "tf32x3")' for b in done))
+        complement = "".join(f' + dot(L_{r}_{a}, P_{a}, "tf32x3")' for a in done)
+        lines.append(f"T_{r}_{r} = unit_lower_inverse(L_{r}_{r}{complement}, rows, rows, LEVELS)")
+        for b in done:
+            lines.append(f"Q_{b} = " + " + ".join(f'dot(L_{r}_{a}, T_{a}_{b}, "tf32x3")' for a in done))
+            lines.append(f'T_{r}_{b} = dot(T_{r}_{r}, Q_{b}, "tf32x3")')
+        for a in done:
+            lines.append(f'T_{a}_{r} = dot(P_{a}, T_{r}_{r}, "tf32x3")')
+            lines += [f'T_{a}_{b} += dot(T_{a}_{r}, Q_{b}, "tf32x3")' for b in done]
+        done.append(r)
+    lines += [f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)" for i in done for e in done]
+    lines += [f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in done for p in plan.pure_writes]
+    return lines
+
+
+def _operand(plan: KernelPlan, row: Row) -> str:
+    code = printer(plan)
+    base = base_variable(plan, row.base)
+    if row.coefficient == 1:
+        return base
+    factor = code.atom(row.coefficient, "")
+    return f"{factor}[:, None] * {base}" if code.varies_by_token(row.coefficient) else f"{factor} * {base}"
+
+
+def _key_operands(plan: KernelPlan) -> list[str]:
+    store = "tl.store({name}_ptr + at * (C * {width}) + rows[:, None] * {width} + {columns}[None, :], {value})"
+    lines = ["key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]", "score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
+    lines.append(f"tl.store(q_in_ptr + key_tile, ({_operand(plan, plan.read)}{decayed(plan, 'G')}).to(LOW))")
+    end = "G_end[None, :] - G" if plan.decay_axis else "G_end - G"
+    for j in plan.terms:
+        written = base_variable(plan, plan.write[j]) + decayed(plan, end)
+        lines.append(f"tl.store(w_out_{j}_ptr + key_tile, ({written}).to(LOW))")
+        lines.append(f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))")
+    for i, row in plan.erase.items():
+        exponent = "G_before" if row.exclusive else "G"
+        lines.append(f"a_in_{i}_low = ({_operand(plan, row)}{decayed(plan, exponent)}).to(LOW)")
+    for i in plan.erasing:
+        solved = " + ".join(f"dot(T_{i}_{e}_low, a_in_{e}_low, PRECISION)" for e in plan.erasing)
+        lines.append(f"tl.store(W_{i}_ptr + key_tile, ({solved}).to(LOW))")
+        lines += [f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)" for e in plan.erasing]
+        lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
+    if plan.decay_axis is not None:
+        at = "at * KP + keys" if plan.decay_axis else "at"
+        lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp(G_end))")
+    assert store
+    return lines
+
+
+def _value_operands(plan: KernelPlan) -> list[str]:
+    code = printer(plan)
+    inputs = plan.inputs_on("V")
+    lines = [
+        *load_inputs(plan, inputs),
+        *load_params(plan, [p for p in plan.spec.params if p.axis == "V"]),
+        *apply_rewrites(plan, [i.name for i in inputs], keep=False),
+    ]
+    for j in plan.pure_writes:
+        lines.append(f"value_{j}_low = ({_value(plan, code, j)}).to(LOW)")
+        lines.append(f"tl.store(U0_{j}_ptr + value_tile, value_{j}_low)")
+    for e in plan.erasing:
+        reads = [f"dot(L_{e}_{p}_low, value_{p}_low, PRECISION)" for p in plan.pure_writes]
+        own = [] if plan.values[e] == 0 else [_value(plan, code, e)]
+        lines.append(f"seen_{e}_low = ({' + '.join([*own, *reads]) or 'tl.zeros((C, BV), tl.float32)'}).to(LOW)")
+    for i in plan.erasing:
+        solved = " + ".join(f"dot(T_{i}_{e}_low, seen_{e}_low, PRECISION)" for e in plan.erasing)
+        lines.append(f"tl.store(U0_{i}_ptr + value_tile, ({solved}).to(LOW))")
+    return lines
+
+
+def _value(plan: KernelPlan, code: object, j: int) -> str:
+    text = printer(plan).code(plan.values[j], "V")
+    return text if plan.values[j].is_Symbol else f"tl.where(value_inside, {text}, 0.0)"

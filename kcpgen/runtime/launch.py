@@ -1,0 +1,104 @@
+"""Host side of the kernels: tile choice, scratch dtypes, gradient buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareTiles:
+    """Tiles of a chunk-parallel kernel: padded widths, columns of the value loop, warps per program."""
+
+    key_width: int
+    value_width: int
+    value_block: int
+    warps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanTiles:
+    """Tiles of a serial kernel: state columns per program, warps, chunks in flight."""
+
+    value_block: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """One launch configuration of all kernels of an op; `chunk` tokens per chunk."""
+
+    chunk: int
+    prepare: PrepareTiles
+    scan: ScanTiles
+    states: ScanTiles
+    reverse: ScanTiles
+    gradients: PrepareTiles
+
+
+def choose_tiles(
+    *, keys: int, values: int, decay: str, terms: int, dtype: torch.dtype, whole_value_axis: bool = False
+) -> Tiles:
+    """A configuration that fits registers and shared memory of an sm_90 multiprocessor."""
+    key_width, value_width = padded(keys), padded(values)
+    wide = key_width > 128
+    fp32 = scratch_dtype(dtype) is torch.float32
+    chunk = 16 if wide and fp32 else 32
+    if decay != "vector" and terms == 1 and not wide and not fp32:
+        chunk = 64
+    block = min(value_width, 32 if wide or fp32 else 64)
+    parallel = value_width if whole_value_axis else min(value_width, 32)
+    warps = 8 if wide or chunk == 64 else 4
+    scan = ScanTiles(value_block=block, warps=4, stages=1 if fp32 else 2)
+    return Tiles(
+        chunk=chunk,
+        prepare=PrepareTiles(key_width=key_width, value_width=value_width, value_block=parallel, warps=warps),
+        scan=scan,
+        states=scan,
+        reverse=scan,
+        gradients=PrepareTiles(key_width=key_width, value_width=value_width, value_block=parallel, warps=warps),
+    )
+
+
+def padded(width: int) -> int:
+    """The power of two a tile axis is padded to; a dot needs at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def scratch_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What operands of dots are rounded to. fp16 inputs go through fp32 scratch: a state can leave fp16's range."""
+    return torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """tf32 holds an fp16 value exactly; fp32 inputs need the three-product split. Without effect on bf16."""
+    return "tf32x3" if dtype is torch.float32 else "tf32"
+
+
+def unit_stride(x: torch.Tensor) -> torch.Tensor:
+    """`x` itself when its last axis is dense, else a contiguous copy; kernels take any other stride as it is."""
+    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 or x.dim() == 3 else x.contiguous()
+
+
+def gradient_buffer(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Contiguous [B, T, HV, ...] to be written by every head; fp32 when heads of a group are still to be summed."""
+    shape = (*x.shape[:2], heads, *x.shape[3:])
+    return x.new_empty(shape, dtype=x.dtype if heads == x.shape[2] else torch.float32)
+
+
+def sum_over_group(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[B, T, HV, ...] to the shape and dtype of x [B, T, H, ...]: heads that share an input add up."""
+    if gradient.shape == x.shape:
+        return gradient
+    return gradient.unflatten(2, (x.shape[2], -1)).sum(3).to(x.dtype)
+
+
+def partial_sums(param: torch.Tensor | None, chunks: int, heads: int) -> torch.Tensor | None:
+    """fp32 [NT, HV, ...], one share of a parameter's gradient per chunk; None for a parameter that is not used."""
+    return None if param is None else param.new_empty((chunks, heads, param.numel() // heads), dtype=torch.float32)
+
+
+def sum_over_chunks(shares: torch.Tensor | None, param: torch.Tensor | None) -> torch.Tensor | None:
+    return None if shares is None or param is None else shares.sum(0).reshape(param.shape)

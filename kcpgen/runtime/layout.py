@@ -1,0 +1,54 @@
+"""Where chunks lie: host-side tables that every kernel of one call shares.
+
+Kernels never compute a chunk's place themselves, so equal-length batches, packed sequences and empty sequences are one case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkLayout:
+    """The chunks of one call.
+
+    chunks: int32 [NT, 3], per chunk (batch row, first token in that row, number of tokens).
+    sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
+    """
+
+    chunk: int
+    chunk_count: int
+    sequence_count: int
+    chunks: torch.Tensor
+    sequences: torch.Tensor
+
+
+def chunk_layout(
+    batch: int, tokens: int, cu_seqlens: tuple[int, ...] | None, chunk: int, device: torch.device
+) -> ChunkLayout:
+    """Layout of `batch` rows of `tokens` tokens, or of one row packed by the host integers `cu_seqlens` ([N + 1]).
+
+    Cached by value; device tensors are written once per distinct layout and must not be modified.
+    """
+    starts = (0, tokens) if cu_seqlens is None else cu_seqlens
+    return _chunk_layout(1 if cu_seqlens is not None else batch, starts, chunk, str(device))
+
+
+@lru_cache(maxsize=64)
+def _chunk_layout(batch: int, starts: tuple[int, ...], chunk: int, device: str) -> ChunkLayout:
+    chunks: list[tuple[int, int, int]] = []
+    sequences: list[tuple[int, int, int, int]] = []
+    for row in range(batch):
+        for begin, end in zip(starts, starts[1:]):
+            sequences.append((row, begin, end - begin, len(chunks)))
+            chunks += [(row, first, min(chunk, end - first)) for first in range(begin, end, chunk)]
+    return ChunkLayout(
+        chunk=chunk,
+        chunk_count=len(chunks),
+        sequence_count=len(sequences),
+        chunks=torch.tensor(chunks, dtype=torch.int32).reshape(-1, 3).to(device),
+        sequences=torch.tensor(sequences, dtype=torch.int32).reshape(-1, 4).to(device),
+    )
