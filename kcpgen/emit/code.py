@@ -28,6 +28,8 @@ def number(value: Fraction) -> Code:
         return negative(number(-value))
     if value.denominator == 1:
         return Code(str(value.numerator))
+    if Fraction(repr(float(value))) == value:
+        return Code(repr(float(value)))
     return Code(f"{value.numerator} / {value.denominator}", PRODUCT)
 
 

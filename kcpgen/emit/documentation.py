@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from textwrap import wrap
 
 from kcpgen.emit import arguments
-from kcpgen.language.format import format_expr
+from kcpgen.language.format import equations, format_expr
 from kcpgen.spec import Bounds, Option, Param, Rewrite, Spec, TokenInput, Variant
+
+WIDTH = 112  # of a line that a template indents by two levels
+
+
+def title(spec: Spec) -> str:
+    return spec.title or spec.name
+
+
+def equation_lines(spec: Spec) -> list[str]:
+    """Update and readout, as a spec writes them."""
+    return _wrapped(equations(spec))
+
+
+def _wrapped(lines: Iterable[str]) -> list[str]:
+    return [part for line in lines for part in wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False)]
 
 
 def input_documentation(spec: Spec) -> list[str]:
@@ -36,7 +52,7 @@ def option_documentation(spec: Spec) -> list[str]:
     lines = [line for option in spec.options for line in _option(option)]
     lines += [f"{flag}: only selects, see above." for flag in spec.flags]
     lines += [f"{param.name}: {_shape(param)}, a parameter; gets a gradient." for param in spec.params]
-    return lines + [f"{constant.name}: a number; no gradient." for constant in spec.constants]
+    return _wrapped([*lines, *(f"{constant.name}: a number; no gradient." for constant in spec.constants)])
 
 
 def _option(option: Option) -> Iterator[str]:

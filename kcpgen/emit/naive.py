@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from kcpgen.emit import arguments
 from kcpgen.emit.columns import Columns
+from kcpgen.emit.documentation import equation_lines, title
 from kcpgen.emit.render import render
 from kcpgen.emit.syntax_tree import count_reads, functions_in, names_in
-from kcpgen.language.format import equations
 from kcpgen.language.syntax import Expr
 from kcpgen.spec import Rewrite, Spec
 
@@ -20,8 +20,8 @@ def emit_naive(spec: Spec) -> Mapping[str, str]:
     text = render(
         "naive.py.jinja",
         op=spec.name,
-        title=spec.title,
-        equation=list(equations(spec)),
+        title=title(spec),
+        equation=equation_lines(spec),
         inputs=arguments.input_names(spec),
         token_arguments=arguments.token_arguments(spec),
         state_arguments=list(arguments.STATE_ARGUMENTS),

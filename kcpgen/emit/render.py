@@ -62,7 +62,7 @@ def render(template_name: str, **context: Value) -> str:
 
 
 def _reject_objects(where: str, value: object) -> None:
-    """Only text, numbers and nested lists or mappings of them: a template must not be able to ask an object questions."""
+    """Only text, integers and nested lists or mappings of them: a template must not ask an object questions."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             _reject_objects(f"{where}.{key}", item)

@@ -20,7 +20,7 @@ def host_offsets(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
 def by_sequence(
     recurrence: Recurrence, state: Tensor, tokens: Sequence[Tensor], cu_seqlens: Tensor | Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """(o, final state) of `recurrence(state, tokens)`: all rows of a batch at once, or a packed row's sequences in turn.
+    """(o, final state) of `recurrence(state, tokens)`: a batch of rows at once, or a packed row's sequences in turn.
 
     state: [N, ...], one per row of the batch or per sequence. tokens: tensors [B, T, ...]; o: [B, T, ...].
     """

@@ -25,16 +25,17 @@ class Call:
 class Signature:
     """The arguments of a generated op beyond those that every op has.
 
-    inputs: token inputs and their axes, e.g. {"q": "B T H K", "g": "B T HV"}. params: likewise, as
-    {"bias": "HV K"}. options: for each boolean option its variants, the selecting flag or constant ("" for the plain form)
-    mapped to the parameters and constants which that variant reads; the last selected variant is active. flags: booleans
-    that only select. always: parameters and constants that the equation itself reads.
+    inputs: token inputs and their axes, e.g. {"q": "B T H K", "g": "B T HV"}. params: likewise, e.g. {"bias": "HV K"}.
+    constants: each with the largest value allowed. flags: booleans that only select a variant of an option.
+    options: for each boolean option its variants: the flag or constant that selects it ("" for the plain form) and
+    the parameters and constants which that variant reads; the last variant selected is the active one.
+    always: parameters and constants that the equation itself reads.
     """
 
     op: str
     inputs: Mapping[str, str]
     params: Mapping[str, str]
-    constants: tuple[str, ...]
+    constants: Mapping[str, float]
     flags: tuple[str, ...]
     options: Mapping[str, Mapping[str, tuple[str, ...]]]
     always: tuple[str, ...]
@@ -90,8 +91,8 @@ class Signature:
         for name, value in switches.items():
             checks.boolean(self.op, name, value)
         for name, constant in constants.items():
-            if constant is not None:
-                checks.real(self.op, name, constant)
+            if constant is not None and checks.real(self.op, name, constant) > self.constants[name]:
+                raise ValueError(refusal(self.op, name, constant, f"a number of at most {self.constants[name]:g}"))
         given = {name for name, value in {**params, **constants}.items() if value is not None}
         given |= {name for name in self.flags if switches[name]}
         used = {*self.always}
@@ -103,11 +104,9 @@ class Signature:
             raise ValueError(refusal(self.op, name, "given, but nothing reads it", self._readers(name)))
 
     def _active_reads(self, option: str, given: set[str]) -> set[str]:
-        """What the option's active variant reads, the flag or constant that selects it included."""
+        """What the option's active variant reads, and the flags and constants that select variants."""
         variants = self.options[option]
         selected = [when for when in variants if not when or when in given]
-        if not selected:
-            raise ValueError(refusal(self.op, option, "True alone", f"True with {_or(variants)}"))
         self._require(f"{option}=True", variants[selected[-1]], given)
         return {*variants[selected[-1]], *selected} - {""}
 
@@ -124,7 +123,3 @@ class Signature:
             if name in variants or any(name in reads for reads in variants.values())
         ]
         return f"only with {' or '.join(readers)}" if readers else "None, since no option of this op reads it"
-
-
-def _or(names: Mapping[str, object]) -> str:
-    return " or ".join(f"`{name}`" for name in names)
