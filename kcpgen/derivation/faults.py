@@ -14,7 +14,7 @@ DERIVATION_CODES = {
     "KCP205": "the update writes nothing",
     "KCP206": "the readout is not a read of the new state by one key vector",
     "KCP207": "the readout reads the state before the update",
-    "KCP208": "the update reads the state it is about to define",
+    "KCP208": "not an elementwise expression of one token",
 }
 
 
@@ -107,14 +107,4 @@ def readout_before(node: Node) -> Diagnostic:
         span=node.span,
         label="this reads S[t-1]",
         hints=("write S[t]; a term in this token's key and value can be added outside the op",),
-    )
-
-
-def update_ahead(node: Node) -> Diagnostic:
-    return Diagnostic(
-        code="KCP208",
-        message="the update defines S[t] and can only read S[t-1]",
-        span=node.span,
-        label="this token's state is not known yet",
-        hints=("write S[t-1]",),
     )

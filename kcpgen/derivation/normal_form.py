@@ -9,7 +9,6 @@ Vectors are elementwise (commutative) sympy expressions over symbols named like 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,7 +19,7 @@ from kcpgen.derivation.contract import Part, contract
 from kcpgen.derivation.decay import Decay, decay_of, undecayed
 from kcpgen.derivation.words import Lowering, Word, walk
 from kcpgen.diagnostics import Diagnostic, SpecError
-from kcpgen.language.syntax import Expr, Name, Node
+from kcpgen.language.syntax import Name
 from kcpgen.spec import Spec
 from kcpgen.tokenwise import split_scalar
 
@@ -63,19 +62,12 @@ def derive_normal_form(spec: Spec) -> NormalForm:
     Raises SpecError with every fault of update and readout: not affine in the state, a decay that is no exponential of
     declared log decays, nothing written, a readout that is not S[t]^T times a key vector.
     """
-    found = _misplaced(spec, spec.update, 0, faults.update_ahead)
-    found += _misplaced(spec, spec.readout, -1, faults.readout_before)
+    found = [faults.readout_before(node) for node in walk(spec.readout) if isinstance(node, Name) and node.offset < 0]
     decay, terms = _update(spec, found)
     read = _read(spec, found)
     if found:
         raise SpecError(found, spec.text)
     return NormalForm(spec=spec, decay=decay, terms=terms, read=read)
-
-
-def _misplaced(spec: Spec, expr: Expr, offset: int, fault: Callable[[Node], Diagnostic]) -> list[Diagnostic]:
-    """A fault for each read of the state at a token where it must not be read."""
-    states = [node for node in walk(expr) if isinstance(node, Name) and node.name == spec.state]
-    return [fault(node) for node in states if node.offset == offset]
 
 
 def _update(spec: Spec, found: list[Diagnostic]) -> tuple[Decay | None, tuple[Term, ...]]:

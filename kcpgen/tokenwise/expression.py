@@ -14,7 +14,7 @@ def symbol(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, real=True)
 
 
-class sigmoid(sympy.Function):  # type: ignore[misc]  # noqa: N801 - printed as written in specs
+class sigmoid(sympy.Function):  # noqa: N801 - printed as written in specs
     """1 / (1 + exp(-x))."""
 
     nargs = 1
@@ -25,7 +25,7 @@ class sigmoid(sympy.Function):  # type: ignore[misc]  # noqa: N801 - printed as 
         return sigmoid(x) * sigmoid(-x)  # not s * (1 - s), which loses the small side
 
 
-class softplus(sympy.Function):  # type: ignore[misc]  # noqa: N801
+class softplus(sympy.Function):  # noqa: N801
     """log(1 + exp(x)), without overflow."""
 
     nargs = 1
@@ -35,7 +35,7 @@ class softplus(sympy.Function):  # type: ignore[misc]  # noqa: N801
         return sigmoid(self.args[0])
 
 
-class RowSum(sympy.Function):  # type: ignore[misc]
+class RowSum(sympy.Function):
     """RowSum(e, axis): the sum of e over its axis, one scalar per token and head. Made by `row_sum`."""
 
     nargs = 2
@@ -93,7 +93,7 @@ def split_scalar(expr: sympy.Expr, axes: Mapping[str, str]) -> tuple[sympy.Expr,
 
 
 def _split_sum(parts: Sequence[tuple[sympy.Expr, sympy.Expr]], expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    shared = parts[0][0]
+    shared, _ = min(parts, key=lambda part: sympy.default_sort_key(part[1]))
     ratios = [coefficient / shared for coefficient, _ in parts]
     if not all(ratio.is_Rational for ratio in ratios):
         return sympy.S.One, expr

@@ -57,7 +57,7 @@ class NotLocal(Exception):  # noqa: N818 - a verdict, not a fault
 def from_syntax(expr: Expr, spec: Spec) -> sympy.Expr:
     """The elementwise expression of a token-local scalar or vector.
 
-    Raises SpecError (KCP209) where a part of it is not one: the state, another token, an outer product, a matrix.
+    Raises SpecError (KCP208) where a part of it is not one: the state, another token, an outer product, a matrix.
     """
     try:
         local = evaluate(expr, spec)
@@ -70,7 +70,7 @@ def from_syntax(expr: Expr, spec: Spec) -> sympy.Expr:
 
 def not_local(verdict: NotLocal) -> Diagnostic:
     return Diagnostic(
-        code="KCP209",
+        code="KCP208",
         message="this has to be an elementwise expression of one token",
         span=verdict.node.span,
         label=verdict.reason,
