@@ -1,7 +1,8 @@
 """Diagnostics as data, and the one renderer that shows them.
 
-Every stage that can find fault with a spec raises `SpecError` with all the faults it found, each a `Diagnostic` that points
-at the smallest wrong piece of the source. `CODES` is the registry of what can be said; docs/language.md explains each code.
+Every stage that can find fault with a spec raises `SpecError` with all the faults it found, each a `Diagnostic` that
+points at the smallest wrong piece of the source. `CODES` holds the codes of the language stage, those of the derivation
+are in `kcpgen.derivation.faults`; docs/language.md explains them all. Codes are stable: a meaning keeps its number.
 """
 
 from __future__ import annotations
@@ -13,6 +14,44 @@ from dataclasses import dataclass
 from kcpgen.language.syntax import Span
 
 TAB_STOP = 4
+
+CODES = {
+    "KCP001": "the file cannot be read",
+    "KCP002": "the file is not UTF-8",
+    "KCP003": "the spec is empty",
+    "KCP004": "the file is too large",
+    "KCP005": "an invisible or control character",
+    "KCP010": "a word or symbol that does not belong here, or a line that ends too early",
+    "KCP011": "a bracket without its partner",
+    "KCP012": "a number out of range",
+    "KCP013": "a token index other than `t`, or a target not at `t`",
+    "KCP014": "an ambiguous denominator",
+    "KCP015": "a spec too long, too deep or with too many names",
+    "KCP016": "a character the language does not use",
+    "KCP101": "a name that is not declared",
+    "KCP102": "a name declared twice",
+    "KCP103": "a reserved name",
+    "KCP104": "a name that generated code cannot carry",
+    "KCP105": "a title that a docstring cannot carry",
+    "KCP106": "a token index on something that has none",
+    "KCP107": "a read of a future token",
+    "KCP108": "a read of an input at an earlier token",
+    "KCP109": "the state read at the wrong token, or not at all",
+    "KCP110": "a missing declaration or equation",
+    "KCP111": "a declaration or equation too many",
+    "KCP112": "an option that rewrites something else than a token input",
+    "KCP113": "a token input rewritten twice",
+    "KCP114": "a rewrite that reads what it cannot have",
+    "KCP115": "an option that does nothing, or a rewrite outside of one",
+    "KCP116": "a `when` that tests no flag or constant, or one twice",
+    "KCP117": "a constant read where it may not be given",
+    "KCP118": "`scale` missing from the readout, or outside of it",
+    "KCP119": "something declared for nothing",
+    "KCP120": "shapes that do not fit together",
+    "KCP121": "a result of the wrong shape",
+    "KCP122": "a shape that cannot be declared, or a dimension no input has",
+    "KCP123": "a promise that cannot be made",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +79,17 @@ class SpecError(Exception):
 
     def __str__(self) -> str:
         return render(self.diagnostics, self.text)
+
+
+class Faults:
+    """Collects what one stage finds, so that all of it is reported together."""
+
+    def __init__(self) -> None:
+        self.found: list[Diagnostic] = []
+
+    def add(self, code: str, message: str, span: Span, *, label: str = "", note: str = "", hint: str = "") -> None:
+        notes, hints = (tuple(filter(None, [text])) for text in (note, hint))
+        self.found.append(Diagnostic(code=code, message=message, span=span, label=label, notes=notes, hints=hints))
 
 
 def render(diagnostics: Iterable[Diagnostic], text: str) -> str:
@@ -105,6 +155,3 @@ def _visible(line: str) -> str:
         else:
             shown += "\N{REPLACEMENT CHARACTER}"
     return shown
-
-
-CODES: dict[str, str] = {}

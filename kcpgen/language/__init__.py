@@ -2,8 +2,8 @@
 
     load(path) -> Spec      parse(text, path) -> Spec      format_spec(spec) -> str
 
-All raise `kcpgen.diagnostics.SpecError`, and nothing else, for whatever is wrong with a spec. Imports happen on the first
-call: contracts such as `kcpgen.spec` import `kcpgen.language.syntax` and must not drag the parser in.
+All raise `kcpgen.diagnostics.SpecError`, and nothing else, for whatever is wrong with a spec. Imports happen on the
+first call: contracts such as `kcpgen.spec` import `kcpgen.language.syntax` and must not drag the parser in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def load(path: str | Path) -> Spec:
 def parse(text: str, path: str) -> Spec:
     """The spec written in `text`; `path` is what diagnostics show. Raises SpecError."""
     from kcpgen.language.check import check
+    from kcpgen.language.lexer import end_of
     from kcpgen.language.parser import parse_statements
     from kcpgen.language.source import clean
 
     text = clean(text, path)
-    statements, lexed = parse_statements(text, path)
-    return check(statements, lexed, text, path)
+    return check(parse_statements(text, path), end_of(text, path), text, path)
 
 
 def format_spec(spec: Spec) -> str:

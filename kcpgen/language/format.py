@@ -72,7 +72,7 @@ def equations(spec: Spec) -> tuple[str, str]:
 
 
 def format_expr(expr: Expr, tokens: frozenset[str] = frozenset(), *, tight: bool = False) -> str:
-    """An expression as source, in parentheses when `tight` and not a single factor. Names in `tokens` get their `[t]`."""
+    """An expression as source; names in `tokens` get their `[t]`, and all but a single factor parentheses if `tight`."""
     return _Printer(tokens).show(expr, _FACTOR if tight else _SUM)
 
 
@@ -144,7 +144,8 @@ def _starts_with_number(expr: Expr) -> bool:
 
 def _input(declared: TokenInput) -> str:
     role = " log decay" if declared.role == "log_decay" else ""
-    return f"token {declared.name} : [{', '.join(filter(None, (declared.heads, declared.axis)))}]{role}{_bounds(declared.bounds)}"
+    shape = ", ".join(filter(None, (declared.heads, declared.axis)))
+    return f"token {declared.name} : [{shape}]{role}{_bounds(declared.bounds)}"
 
 
 def _param(declared: Param) -> str:

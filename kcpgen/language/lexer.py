@@ -1,22 +1,20 @@
 """Source text -> statements, each a list of tokens.
 
-A statement ends with its line unless a bracket is open, the line ends with an operator or the next line begins with one.
-Spelling differences end here: `β` becomes `beta`, `ᵀ` becomes `^T`, `⊙` becomes `.*`.
+A statement ends with its line unless a bracket is open, the line ends with an operator or the next one begins with one.
+Differences of spelling end here: `β` becomes `beta`; `ᵀ` and `^T`, `⊙` and `.*` become tokens of one type.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from lark import Token
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language.syntax import Span
 
-_NAME = r"(?:(?!ᵀ)[^\W\d])(?:(?!ᵀ)\w)*"
 _TERMINALS = {
     "NEWLINE": r"\n",
     "BLANK": r"[ \t]+",
@@ -25,8 +23,8 @@ _TERMINALS = {
     "ARROW": r"<-|←",
     "TRANSPOSE": r"\^T(?!\w)|\^\{T\}|\^⊤|ᵀ",
     "HADAMARD": r"\.\*|⊙|∘",
-    "NUMBER": r"(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?",
-    "NAME": _NAME,
+    "NUMBER": r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?",
+    "NAME": r"(?:(?!ᵀ)[^\W0-9])(?:(?!ᵀ)\w)*",
     "IN": "∈",
     "PLUS": r"\+",
     "MINUS": r"[-−]",
@@ -41,114 +39,96 @@ _TERMINALS = {
     "RSQB": r"\]",
     "UNKNOWN": ".",
 }
-_SCANNER = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _TERMINALS.items()), re.DOTALL)
-_CLOSES = {"RPAR": "LPAR", "RSQB": "LSQB"}
-_BEFORE_BREAK = {"PLUS", "MINUS", "STAR", "SLASH", "HADAMARD", "EQUALS", "ARROW", "COMMA"}
-_AFTER_BREAK = _BEFORE_BREAK | {"TRANSPOSE", "RPAR", "RSQB"}
-_KEYWORD_TYPES = {word: word.upper() for word in names.KEYWORDS}
+_SCANNER = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _TERMINALS.items()))
+_OPENING = {"RPAR": "LPAR", "RSQB": "LSQB"}
+_BREAK_AFTER = frozenset(["PLUS", "MINUS", "STAR", "SLASH", "HADAMARD", "EQUALS", "ARROW", "COMMA"])
+_BREAK_BEFORE = _BREAK_AFTER | frozenset(["TRANSPOSE", "IN", "LOG", "RPAR", "RSQB"])
+_STATEMENT_WORDS = frozenset(["OP", "TOKEN", "PARAM", "CONSTANT", "FLAG", "STATE", "OPTION", "WHEN"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lexed:
-    """Statements in source order, and what could not be read; a statement with a fault in its brackets is left out."""
-
-    statements: tuple[tuple[Token, ...], ...]
-    end: Span
-    diagnostics: tuple[Diagnostic, ...]
-
-
-def lex(text: str, path: str) -> Lexed:
+def lex(text: str) -> list[list[Token]]:
+    """The statements of a text in order, none of them empty."""
     tokens = list(_scan(text))
-    groups = list(_statements(tokens))
-    faults = {index: _bracket_fault(group, path) for index, group in enumerate(groups)}
-    return Lexed(
-        statements=tuple(tuple(group) for index, group in enumerate(groups) if faults[index] is None),
-        end=_end(text, path),
-        diagnostics=tuple(fault for fault in faults.values() if fault is not None),
-    )
+    groups: list[list[Token]] = [[]]
+    depth = 0
+    for index, token in enumerate(tokens):
+        if token.type != "NEWLINE":
+            groups[-1].append(token)
+            depth += (token.type in _OPENING.values()) - (token.type in _OPENING)
+        elif groups[-1] and _ends(groups[-1][-1], _following(tokens, index), depth):
+            groups.append([])
+            depth = 0
+    return [group for group in groups if group]
+
+
+def balanced(tokens: Sequence[Token], path: str, faults: Faults) -> bool:
+    """Whether every bracket of a statement has its partner; reports the first that has none."""
+    opened: list[Token] = []
+    for token in tokens:
+        if token.type in _OPENING.values():
+            opened.append(token)
+        elif token.type in _OPENING and not (opened and opened.pop().type == _OPENING[token.type]):
+            faults.add("KCP011", f"unmatched `{token}`", span_of(token, token, path), label="closes nothing")
+            return False
+    if opened:
+        faults.add("KCP011", f"unmatched `{opened[-1]}`", span_of(opened[-1], opened[-1], path), label="never closed")
+    return not opened
 
 
 def span_of(first: Token, last: Token, path: str) -> Span:
     """The span from the start of `first` to the end of `last`."""
-    assert first.line and first.column and last.end_line and last.end_column
+    assert first.line
+    assert first.column
+    assert last.end_line
+    assert last.end_column
     return Span(path=path, line=first.line, column=first.column, end_line=last.end_line, end_column=last.end_column)
 
 
+def end_of(text: str, path: str) -> Span:
+    """The end of the text, where something missing would have stood."""
+    lines = text.rstrip().split("\n")
+    column = len(lines[-1]) + 1
+    return Span(path=path, line=len(lines), column=column, end_line=len(lines), end_column=column + 1)
+
+
 def _scan(text: str) -> Iterator[Token]:
-    line, start_of_line = 1, 0
+    line, line_start = 1, 0
     for match in _SCANNER.finditer(text):
         kind, spelling = match.lastgroup or "UNKNOWN", match.group()
+        column = match.start() - line_start + 1
         if kind == "NEWLINE":
-            yield Token(kind, spelling, line=line, column=match.start() - start_of_line + 1)
-            line, start_of_line = line + 1, match.end()
+            line, line_start = line + 1, match.end()
+            yield Token(kind, spelling)
         elif kind not in ("BLANK", "COMMENT"):
-            column = match.start() - start_of_line + 1
-            value, kind = _normalise(kind, spelling)
+            kind, value = _resolved(kind, spelling)
             yield Token(kind, value, line=line, column=column, end_line=line, end_column=column + len(spelling))
 
 
-def _normalise(kind: str, spelling: str) -> tuple[str, str]:
+def _resolved(kind: str, spelling: str) -> tuple[str, str]:
+    """Names told from functions and keywords, after Greek letters are spelled out."""
     if kind != "NAME":
-        return spelling, kind
+        return kind, spelling
     name = names.canonical(spelling)
     if name in names.FUNCTIONS:
-        return name, "FUNCTION"
-    return name, _KEYWORD_TYPES.get(name, "NAME")
+        return "FUNCTION", name
+    return (name.upper() if name in names.KEYWORDS else "NAME"), name
 
 
-def _statements(tokens: list[Token]) -> Iterator[list[Token]]:
-    group: list[Token] = []
-    depth = 0
-    for index, token in enumerate(tokens):
-        if token.type != "NEWLINE":
-            group.append(token)
-            depth += (token.type in ("LPAR", "LSQB")) - (token.type in ("RPAR", "RSQB"))
-            continue
-        following = _next_on_a_line(tokens, index)
-        if group and (_begins_statement(following) or not _continues(group[-1], following, depth)):
-            yield group
-            group, depth = [], 0
-    if group:
-        yield group
-
-
-def _next_on_a_line(tokens: list[Token], index: int) -> list[Token]:
-    """The first tokens after the newline at `index`, enough to see whether they begin a statement."""
+def _following(tokens: list[Token], index: int) -> list[Token]:
+    """The first tokens after the line break at `index`, enough to see whether they begin a statement."""
     while index < len(tokens) and tokens[index].type == "NEWLINE":
         index += 1
     return tokens[index : index + 5]
 
 
-def _begins_statement(tokens: list[Token]) -> bool:
-    kinds = [token.type for token in tokens]
-    if not kinds or kinds[0] in {"OP", "TOKEN", "PARAM", "CONSTANT", "FLAG", "STATE", "OPTION", "WHEN"}:
+def _ends(last: Token, following: list[Token], depth: int) -> bool:
+    """Whether a statement ends between `last` and the next line; an open bracket does not swallow what begins one."""
+    if not following or _begins_statement([token.type for token in following]):
         return True
-    return kinds[:2] == ["NAME", "ARROW"] or (
-        kinds[:4] == ["NAME", "LSQB", "NAME", "RSQB"] and kinds[4:] in (["EQUALS"], ["ARROW"])
-    )
+    return depth <= 0 and last.type not in _BREAK_AFTER and following[0].type not in _BREAK_BEFORE
 
 
-def _continues(last: Token, following: list[Token], depth: int) -> bool:
-    return depth > 0 or last.type in _BEFORE_BREAK or following[0].type in _AFTER_BREAK
-
-
-def _bracket_fault(tokens: list[Token], path: str) -> Diagnostic | None:
-    opened: list[Token] = []
-    for token in tokens:
-        if token.type in _CLOSES.values():
-            opened.append(token)
-        elif token.type in _CLOSES:
-            if not opened or opened[-1].type != _CLOSES[token.type]:
-                return _unmatched(token, "nothing open for it to close", path)
-            opened.pop()
-    return _unmatched(opened[-1], "never closed", path) if opened else None
-
-
-def _unmatched(token: Token, label: str, path: str) -> Diagnostic:
-    return Diagnostic(code="KCP011", message=f"unmatched `{token}`", span=span_of(token, token, path), label=label)
-
-
-def _end(text: str, path: str) -> Span:
-    line = text.count("\n") + 1
-    column = len(text) - (text.rfind("\n") + 1) + 1
-    return Span(path=path, line=line, column=column, end_line=line, end_column=column + 1)
+def _begins_statement(types: list[str]) -> bool:
+    if types[:4] == ["NAME", "LSQB", "NAME", "RSQB"]:
+        types = ["NAME", *types[4:]]
+    return types[0] in _STATEMENT_WORDS or (types[0] == "NAME" and types[1:2] in (["EQUALS"], ["ARROW"]))

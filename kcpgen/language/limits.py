@@ -6,30 +6,28 @@ from collections.abc import Sequence
 
 from lark import Token
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language.lexer import span_of
 
-MAX_BYTES = 64 * 1024
-MAX_TOKENS = 500  # of one statement; also bounds the depth of its syntax tree
+MAX_BYTES = 16 * 1024
+MAX_NAMES = 100
+MAX_TITLE = 100
+MAX_TOKENS = 400  # of one statement; also bounds the depth of its syntax tree
 MAX_NESTING = 32
+MAX_FAULTS = 20  # of syntax: after so many, the file is something else than a spec
 
 
-def size_fault(tokens: Sequence[Token], path: str) -> Diagnostic | None:
-    """A statement too long, or None."""
-    if len(tokens) <= MAX_TOKENS:
-        return None
-    return _fault(tokens[MAX_TOKENS], "statement too long", f"at most {MAX_TOKENS} symbols fit into one statement", path)
-
-
-def nesting_fault(tokens: Sequence[Token], path: str) -> Diagnostic | None:
-    """A bracket nested too deep, or None."""
+def fits(tokens: Sequence[Token], path: str, faults: Faults) -> bool:
+    """Whether a statement is within the bounds; reports it if not."""
+    if len(tokens) > MAX_TOKENS:
+        note = f"at most {MAX_TOKENS} symbols fit into one statement"
+        faults.add("KCP015", "statement too long", span_of(tokens[MAX_TOKENS], tokens[MAX_TOKENS], path), note=note)
+        return False
     depth = 0
     for token in tokens:
         depth += (token.type in ("LPAR", "LSQB")) - (token.type in ("RPAR", "RSQB"))
         if depth > MAX_NESTING:
-            return _fault(token, "nested too deep", f"brackets nest at most {MAX_NESTING} deep", path)
-    return None
-
-
-def _fault(token: Token, message: str, note: str, path: str) -> Diagnostic:
-    return Diagnostic(code="KCP015", message=message, span=span_of(token, token, path), notes=(note,))
+            note = f"brackets nest at most {MAX_NESTING} deep"
+            faults.add("KCP015", "nested too deep", span_of(token, token, path), note=note)
+            return False
+    return True

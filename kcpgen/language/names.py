@@ -6,18 +6,38 @@ import builtins
 import difflib
 import keyword
 import re
+import unicodedata
 from collections.abc import Iterable
 
+_GREEK = {
+    "alpha": "αΑ",
+    "beta": "βΒ",
+    "gamma": "γΓ",
+    "delta": "δΔ",
+    "epsilon": "εΕϵ",
+    "zeta": "ζΖ",
+    "eta": "ηΗ",
+    "theta": "θΘϑ",
+    "iota": "ιΙ",
+    "kappa": "κΚϰ",
+    "lambda": "λΛ",
+    "mu": "μΜ\u00b5",
+    "nu": "νΝ",
+    "xi": "ξΞ",
+    "omicron": "οΟ",
+    "pi": "πΠϖ",
+    "rho": "ρΡϱ",
+    "sigma": "σΣς",
+    "tau": "τΤ",
+    "upsilon": "υΥ",
+    "phi": "φΦϕ",
+    "chi": "χΧ",
+    "psi": "ψΨ",
+    "omega": "ωΩ",
+}
 GREEK_ALIASES = {
-    letter: name if case == 0 else name.capitalize()
-    for case, letters in enumerate(("αβγδεζηθικλμνξοπρστυφχψω", "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩ"))
-    for letter, name in zip(
-        letters,
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau "
-        "upsilon phi chi psi omega".split(),
-        strict=True,
-    )
-} | {"ϵ": "epsilon", "ϑ": "theta", "ϰ": "kappa", "ϕ": "phi", "ϱ": "rho", "ς": "sigma", "ϖ": "pi", "\u00b5": "mu"}
+    letter: name.capitalize() if letter.isupper() else name for name, letters in _GREEK.items() for letter in letters
+}
 
 FUNCTIONS = ("exp", "sigmoid", "softplus", "sqrt", "l2norm", "sum", "Diag")
 KEYWORDS = ("op", "token", "param", "constant", "flag", "state", "option", "when", "in", "log", "decay")
@@ -25,11 +45,11 @@ PREDECLARED = ("I", "t", "scale")
 DIMENSIONS = ("B", "T", "H", "HV", "K", "V")
 MAX_NAME = 48
 
-_KEYWORD_ARGUMENTS = frozenset(
-    "scale initial_state output_final_state final_state cu_seqlens cu_seqlens_cpu backend cp_context cp_group group "
-    "chunk_size chunk_indices chunk_offsets head_first layout dtype device out".split()
-)
-_MODULES = frozenset("torch triton tl math kcpgen generated runtime typing numpy np nn F libdevice self cls ctx".split())
+_KEYWORD_ARGUMENTS = {
+    *("scale", "initial_state", "output_final_state", "final_state", "cu_seqlens", "cu_seqlens_cpu", "backend"),
+    *("cp_context", "cp_group", "group", "chunk_size", "chunk_indices", "chunk_offsets", "layout", "dtype", "device"),
+}
+_GENERATED = {"torch", "triton", "tl", "math", "kcpgen", "generated", "runtime", "typing", "self", "cls", "ctx"}
 _BUILTINS = frozenset(dir(builtins))
 
 
@@ -42,13 +62,15 @@ def reserved(name: str) -> str:
     """Why `name` cannot be declared in a spec, as the end of a sentence; "" when it can."""
     if name in PREDECLARED:
         return "it is predeclared in every spec"
+    if name in KEYWORDS:
+        return "it is a keyword of the language"
     if name in FUNCTIONS:
         return "it is a builtin function"
     if name in DIMENSIONS:
         return "it is a dimension"
     if name in _KEYWORD_ARGUMENTS:
         return "it is a keyword of every generated op"
-    if name in _MODULES:
+    if name in _GENERATED:
         return "generated code uses it for itself"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return "it is a Python keyword"
@@ -68,9 +90,17 @@ def malformed(name: str) -> str:
     return ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A hint naming the closest known name, or no hint."""
-    candidates = sorted(set(known))
-    folded = [other for other in candidates if other.lower() == name.lower()]
-    close = folded or difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    return (f"did you mean `{close[0]}`?",) if close else ()
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint naming the closest known name, or "" when none is close."""
+    candidates = sorted(known)
+    if len(name) > MAX_NAME:
+        return ""
+    same = [other for other in candidates if other.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def foreign_letters(name: str) -> str:
+    """A note naming the letters of `name` that only look like ASCII ones, or ""."""
+    foreign = dict.fromkeys(character for character in name if not character.isascii())
+    return ", ".join(f"`{character}` is {unicodedata.name(character, 'unknown')}" for character in list(foreign)[:3])

@@ -1,4 +1,4 @@
-"""Text of a spec -> statements. Every statement is parsed on its own, so that all of them report their faults together."""
+"""Text of a spec -> statements. Each is parsed on its own, so that all of them report their faults together."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 from lark import Lark, Token, Tree, UnexpectedToken
 from lark.lexer import Lexer
 
-from kcpgen.diagnostics import Diagnostic, SpecError
+from kcpgen.diagnostics import Faults, SpecError
 from kcpgen.language import statements as st
+from kcpgen.language import syntax_errors
 from kcpgen.language.expressions import ExpressionBuilder, leaf
-from kcpgen.language.lexer import Lexed, lex, span_of
-from kcpgen.language.limits import nesting_fault, size_fault
+from kcpgen.language.lexer import balanced, lex, span_of
+from kcpgen.language.limits import MAX_FAULTS, fits
 from kcpgen.language.syntax import Span
-from kcpgen.language.syntax_errors import explain
 
 
-def parse_statements(text: str, path: str) -> tuple[list[st.Statement], Lexed]:
+def parse_statements(text: str, path: str) -> list[st.Statement]:
     """All statements of a file in order. Raises SpecError with every syntax error."""
-    lexed = lex(text, path)
-    diagnostics = list(lexed.diagnostics)
-    builder = StatementBuilder(path, diagnostics)
-    statements = [statement for tokens in lexed.statements if (statement := _parse(tokens, path, builder)) is not None]
-    if diagnostics:
-        raise SpecError(diagnostics, text)
-    return statements, lexed
+    faults = Faults()
+    builder = StatementBuilder(path, faults)
+    statements = []
+    for group in lex(text):
+        if balanced(group, path, faults) and fits(group, path, faults):
+            statements.append(_parse(group, path, builder, faults))
+        if len(faults.found) >= MAX_FAULTS:
+            break
+    if faults.found:
+        raise SpecError(faults.found, text)
+    return [statement for statement in statements if statement is not None]
 
 
-def _parse(tokens: tuple[Token, ...], path: str, builder: StatementBuilder) -> st.Statement | None:
-    fault = size_fault(tokens, path) or nesting_fault(tokens, path)
-    if fault is not None:
-        builder.diagnostics.append(fault)
-        return None
+def _parse(group: list[Token], path: str, builder: StatementBuilder, faults: Faults) -> st.Statement | None:
     try:
-        tree = _grammar().parse(tokens)  # type: ignore[arg-type]
+        tree = _grammar().parse(group)
     except UnexpectedToken as error:
-        builder.diagnostics.append(explain(error, tokens, path))
+        syntax_errors.report(error, group, path, faults)
         return None
     return builder.statement(tree)
 
@@ -61,12 +61,12 @@ def _grammar() -> Lark:
 
 
 class StatementBuilder:
-    """Parse tree of a statement -> statement; faults that leave the tree readable go to `diagnostics`."""
+    """Parse tree of a statement -> statement; faults that leave the tree readable go to `faults`."""
 
-    def __init__(self, path: str, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, path: str, faults: Faults) -> None:
         self.path = path
-        self.diagnostics = diagnostics
-        self.expressions = ExpressionBuilder(path, diagnostics.append)
+        self.faults = faults
+        self.expressions = ExpressionBuilder(path, faults)
 
     def statement(self, tree: Tree[Token]) -> st.Statement:
         (inner,) = tree.children
@@ -75,19 +75,19 @@ class StatementBuilder:
         return made
 
     def _op(self, tree: Tree[Token]) -> st.Op:
-        name, *title = tokens(tree)[1:]
-        shown = title[0] if title else name
+        title = tokens(tree)[1:]
+        name = self._name(tree)
         return st.Op(
-            name=self._word(name),
+            name=name,
             title=str(title[0])[1:-1] if title else "",
-            title_span=self._span(shown),
+            title_span=self._span(title[0]) if title else name.span,
             span=self._span(tree),
         )
 
     def _token(self, tree: Tree[Token]) -> st.Token:
         return st.Token(
-            names=self._words(tree, "names"),
-            shape=self._words(tree, "shape"),
+            names=self._names(tree),
+            shape=self._shape(tree),
             shape_span=self._span(child(tree, "shape")),
             log_decay=has(tree, "role"),
             promise=self._promise(tree),
@@ -96,22 +96,22 @@ class StatementBuilder:
 
     def _param(self, tree: Tree[Token]) -> st.Param:
         return st.Param(
-            names=self._words(tree, "names"),
-            shape=self._words(tree, "shape"),
+            names=self._names(tree),
+            shape=self._shape(tree),
             shape_span=self._span(child(tree, "shape")),
             span=self._span(tree),
         )
 
     def _constant(self, tree: Tree[Token]) -> st.Constant:
-        return st.Constant(names=self._words(tree, "names"), span=self._span(tree))
+        return st.Constant(names=self._names(tree), span=self._span(tree))
 
     def _flag(self, tree: Tree[Token]) -> st.Flag:
-        return st.Flag(names=self._words(tree, "names"), span=self._span(tree))
+        return st.Flag(names=self._names(tree), span=self._span(tree))
 
     def _state(self, tree: Tree[Token]) -> st.State:
         return st.State(
-            name=self._word(tokens(tree)[1]),
-            shape=self._words(tree, "shape"),
+            name=self._name(tree),
+            shape=self._shape(tree),
             shape_span=self._span(child(tree, "shape")),
             span=self._span(tree),
         )
@@ -122,7 +122,7 @@ class StatementBuilder:
         return st.Equation(target=self._word(tokens(tree)[0]), value=value, span=self._span(tree))
 
     def _option(self, tree: Tree[Token]) -> st.Option:
-        return st.Option(name=self._word(tokens(tree)[1]), rewrites=self._inline(tree), span=self._span(tree))
+        return st.Option(name=self._name(tree), rewrites=self._inline(tree), span=self._span(tree))
 
     def _when(self, tree: Tree[Token]) -> st.When:
         return st.When(condition=self._word(tokens(tree)[1]), rewrites=self._inline(tree), span=self._span(tree))
@@ -146,8 +146,7 @@ class StatementBuilder:
     def _check_target(self, tree: Tree[Token]) -> None:
         if has(tree, "index") and self.expressions.offset(child(tree, "index")) != 0:
             span = self._span(child(tree, "index"))
-            message = "an equation defines its target at token t"
-            self.diagnostics.append(Diagnostic(code="KCP013", message=message, span=span, hints=("write `[t]`",)))
+            self.faults.add("KCP013", "an equation defines its target at token t", span, hint="write `[t]`")
 
     def _promise(self, tree: Tree[Token]) -> st.Promise | None:
         if not has(tree, "promise"):
@@ -163,8 +162,15 @@ class StatementBuilder:
         value = self.expressions.number(last)
         return -value if sign else value
 
-    def _words(self, tree: Tree[Token], rule: str) -> tuple[st.Word, ...]:
-        return tuple(self._word(token) for token in tokens(child(tree, rule)) if token.type == "NAME")
+    def _name(self, tree: Tree[Token]) -> st.Word:
+        return self._word(leaf(child(tree, "name"), 0))
+
+    def _names(self, tree: Tree[Token]) -> tuple[st.Word, ...]:
+        names = child(tree, "names").children
+        return tuple(self._word(leaf(name, 0)) for name in names if isinstance(name, Tree))
+
+    def _shape(self, tree: Tree[Token]) -> tuple[st.Word, ...]:
+        return tuple(self._word(token) for token in tokens(child(tree, "shape")) if token.type == "NAME")
 
     def _word(self, token: Token) -> st.Word:
         return st.Word(text=str(token), span=self._span(token))

@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language import statements as st
 from kcpgen.spec import Bounds
 
-Report = Callable[[Diagnostic], None]
+
+def input_bounds(statement: st.Token, faults: Faults) -> Bounds | None:
+    """The promise of a `token` line; a constant cannot bound an input, it may not be given."""
+    if statement.promise is None:
+        return None
+    return bounds(statement.promise, "log_decay" if statement.log_decay else "data", "", faults)
 
 
-def input_bounds(statement: st.Token, report: Report) -> Bounds | None:
-    """The promise of a `token` line; only a log decay carries one, and only with numbers."""
-    promise = statement.promise
-    if promise is None:
+def bounds(promise: st.Promise, role: str, given: str, faults: Faults) -> Bounds | None:
+    """The range of a promise. Its lower bound may be the constant `given`, known to be passed ("" for none)."""
+    fault, note = _fault(promise, role, given)
+    if fault:
+        faults.add("KCP123", fault, promise.span, note=note)
         return None
-    if not statement.log_decay:
-        note = "a promise chooses how a decay is computed; other inputs have no use for one"
-        hints = ("declare the input a `log decay`, or drop the range",)
-        _fault(report, "only a log decay has a promised range", promise, notes=(note,), hints=hints)
-        return None
-    return bounds(promise, frozenset(), report)
-
-
-def bounds(promise: st.Promise, constants: frozenset[str], report: Report) -> Bounds | None:
-    """The range of a promise; its lower bound may be one of `constants`, those sure to be given at run time."""
-    if isinstance(promise.high, st.Word) or (isinstance(promise.low, st.Word) and promise.low.text not in constants):
-        note = "the upper bound is a number, the lower one a number or the constant that its `when` tests"
-        _fault(report, "a bound that is not known here", promise, notes=(note,))
-        return None
-    low = Fraction(0) if isinstance(promise.low, st.Word) else promise.low
-    if promise.high > 0:
-        note = "a log decay is at most 0: exp of it never grows the state"
-        _fault(report, "the promised range contains growth", promise, notes=(note,), hints=("write `0` as the upper bound",))
-        return None
-    if low > promise.high:
-        _fault(report, "the promised range is empty", promise, hints=("the lower bound comes first",))
-        return None
+    assert not isinstance(promise.high, st.Word)
+    high = float(promise.high)
     if isinstance(promise.low, st.Word):
-        return Bounds(low=-math.inf, high=float(promise.high), low_constant=promise.low.text)
-    return Bounds(low=float(low), high=float(promise.high))
+        return Bounds(low=-math.inf, high=high, low_constant=given)
+    return Bounds(low=float(promise.low), high=high)
 
 
-def _fault(report: Report, message: str, promise: st.Promise, notes: tuple[str, ...] = (), hints: tuple[str, ...] = ()) -> None:
-    report(Diagnostic(code="KCP123", message=message, span=promise.span, notes=notes, hints=hints))
+def _fault(promise: st.Promise, role: str, given: str) -> tuple[str, str]:
+    low, high = promise.low, promise.high
+    if role != "log_decay":
+        note = "a promise decides how a decay is computed; other inputs have no use for one"
+        return "only a `log decay` has a promised range", note
+    if isinstance(high, st.Word) or (isinstance(low, st.Word) and low.text != given):
+        note = "the upper bound is a number, the lower one a number or the constant that the `when` above tests"
+        return "this bound is not known here", note
+    if high > 0:
+        return "the promised range contains growth", "a log decay is at most 0, so that exp of it never grows the state"
+    if isinstance(low, Fraction) and low > high:
+        return "the promised range is empty", "the lower bound comes first"
+    return "", ""

@@ -2,108 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
+from typing import Literal
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language.declarations import Declarations
-from kcpgen.language.syntax import Expr, Name, Node
+from kcpgen.language.syntax import Expr, Name, Node, Product, Span
 
-Report = Callable[[Diagnostic], None]
+Place = Literal["update", "readout", "rewrite"]
+
+
+def nodes(expr: Node) -> Iterator[Node]:
+    """The expression and every expression below it, from left to right."""
+    yield expr
+    for field in fields(expr):
+        if isinstance(operand := getattr(expr, field.name), Node):
+            yield from nodes(operand)
 
 
 def reads(expr: Expr) -> Iterator[Name]:
-    """Every name an expression mentions, from left to right."""
-    if isinstance(expr, Name):
-        yield expr
-    for field in fields(expr):
-        if isinstance(operand := getattr(expr, field.name), Node):
-            yield from reads(operand)  # type: ignore[arg-type]
+    """Every mention of a name, from left to right."""
+    return (node for node in nodes(expr) if isinstance(node, Name))
 
 
-def check_reads(expr: Expr, declared: Declarations, place: str, report: Report) -> None:
-    """Reports names in the update, the readout or a rewrite (`place`) that cannot be read there."""
+def check_reads(expr: Expr, declared: Declarations, place: Place, faults: Faults) -> None:
+    """Reports what cannot be read in this place; an undeclared name only where it is read first."""
+    checker = _ReadChecker(declared, place, faults)
+    called = _called(expr)
+    unknown: set[str] = set()
     for name in reads(expr):
-        if fault := _fault(name, declared, place):
-            report(fault)
+        if checker.knows(name):
+            checker.check(name)
+        elif name.name not in unknown:
+            unknown.add(name.name)
+            checker.report_unknown(name, called=_end(name.span) in called)
 
 
-def _fault(name: Name, declared: Declarations, place: str) -> Diagnostic | None:
-    if declared.state is not None and name.name == declared.state.name.text:
-        return _state_fault(name, place)
-    if name.name in {declared_input.name for declared_input in declared.inputs}:
-        return _input_fault(name)
-    if name.name == "scale":
-        return _scale_fault(name, place) or _index_fault(name, "the scale")
-    if name.name in {param.name for param in declared.params}:
-        return _index_fault(name, "a parameter")
-    if name.name in {constant.name for constant in declared.constants}:
-        return _constant_fault(name, place) or _index_fault(name, "a constant")
-    return _unknown(name, declared)
+class _ReadChecker:
+    def __init__(self, declared: Declarations, place: Place, faults: Faults) -> None:
+        self.declared = declared
+        self.place = place
+        self.faults = faults
+        self.state = declared.state.name.text if declared.state else ""
+        self.inputs = {given.name for given in declared.inputs}
+        self.constants = {constant.name for constant in declared.constants}
+        self.timeless = {
+            "scale": "the scale",
+            **{param.name: "a parameter" for param in declared.params},
+            **dict.fromkeys(self.constants, "a constant"),
+        }
+
+    def knows(self, name: Name) -> bool:
+        return name.name == self.state or name.name in self.inputs or name.name in self.timeless
+
+    def check(self, name: Name) -> None:
+        if name.name == self.state:
+            self._check_state(name)
+        elif name.name in self.inputs:
+            self._check_input(name)
+        else:
+            self._check_timeless(name)
+
+    def _check_state(self, name: Name) -> None:
+        state, span = name.name, name.span
+        if self.place == "rewrite":
+            note = "a rewrite changes the input of a token before the recurrence sees it"
+            self.faults.add("KCP114", "a rewrite cannot read the state", span, note=note)
+        elif name.offset > 0:
+            self.faults.add("KCP107", f"`{_shown(name)}` reads a future token", span, note="a recurrence is causal")
+        elif self.place == "update" and not (name.indexed and name.offset == -1):
+            message = f"the update reads the state at `[t-1]`, not `{_shown(name)}`"
+            self.faults.add("KCP109", message, span, hint=f"write `{state}[t-1]`")
+        elif self.place == "readout" and not (name.indexed and name.offset in (0, -1)):
+            message = f"the readout reads the state at `[t]`, not `{_shown(name)}`"
+            self.faults.add("KCP109", message, span, hint=f"write `{state}[t]`")
+
+    def _check_input(self, name: Name) -> None:
+        hint = f"write `{name.name}[t]`"
+        if name.offset > 0:
+            message = f"`{_shown(name)}` reads a future token"
+            self.faults.add("KCP107", message, name.span, note="a recurrence is causal", hint=hint)
+        elif name.offset < 0:
+            message = f"`{_shown(name)}` reads an input of an earlier token"
+            self.faults.add(
+                "KCP108", message, name.span, note="only the state carries over from earlier tokens", hint=hint
+            )
+
+    def _check_timeless(self, name: Name) -> None:
+        if name.indexed:
+            message = f"{self.timeless[name.name]} has no token index"
+            self.faults.add("KCP106", message, name.span, hint=f"write `{name.name}`")
+        if name.name == "scale" and self.place != "readout":
+            note = "the scale belongs to the readout, `o[t] = scale S[t]^T q[t]`"
+            self.faults.add("KCP118", f"`scale` in the {self.place}", name.span, note=note)
+        if name.name in self.constants and self.place != "rewrite":
+            note = "a constant may be None; only a rewrite below a `when` that tests it can read it"
+            self.faults.add("KCP117", f"constant `{name.name}` in the {self.place}", name.span, note=note)
+
+    def report_unknown(self, name: Name, *, called: bool) -> None:
+        functions = f"functions are {', '.join(f'`{function}`' for function in names.FUNCTIONS)}"
+        known = names.FUNCTIONS if called else {self.state, *self.inputs, *self.timeless, *names.FUNCTIONS} - {""}
+        message = f"`{name.name}` is not a function" if called else f"`{name.name}` is not declared"
+        hint = self._hint(name, called) or names.did_you_mean(name.name, known)
+        note = functions if called else names.foreign_letters(name.name)
+        self.faults.add("KCP101", message, name.span, note=note, hint=hint)
+
+    def _hint(self, name: Name, called: bool) -> str:
+        stem, _, index = name.name.partition("_")
+        if index == "t" and stem in {self.state, *self.inputs}:
+            return f"the token index is written in brackets, `{stem}[t]`"
+        if name.name == "t":
+            return "the token index stands in brackets only, `k[t]`"
+        if name.name in self.declared.words:
+            return "flags and options are tested by `when`, they have no value"
+        return ""
 
 
-def _state_fault(name: Name, place: str) -> Diagnostic | None:
-    state = name.name
-    if place == "rewrite":
-        return _made("KCP114", name, "a rewrite cannot read the state", "it acts on a token's input before the recurrence")
-    expected = {"update": -1, "readout": 0}[place]
-    if name.indexed and name.offset == expected:
-        return None
-    if place == "update":
-        hints = (f"the update reads the state before it, `{state}[t-1]`",)
-        if name.indexed and name.offset == 0:
-            return _made("KCP109", name, f"`{state}[t]` on the right of its own update", hints=hints)
-    else:
-        hints = (f"the readout reads the state after the update, `{state}[t]`",)
-    code = "KCP107" if name.offset > 0 else "KCP109"
-    return _made(code, name, f"`{_shown(name)}` cannot be read in the {place}", hints=hints)
+def _called(expr: Expr) -> set[tuple[int, int]]:
+    """Where right factors begin; a name that ends exactly there is followed by a parenthesis."""
+    products = (node for node in nodes(expr) if isinstance(node, Product))
+    return {(product.right.span.line, product.right.span.column) for product in products}
 
 
-def _input_fault(name: Name) -> Diagnostic | None:
-    hints = (f"write `{name.name}[t]`",)
-    if name.offset > 0:
-        return _made("KCP107", name, f"`{_shown(name)}` reads a future token", "a recurrence is causal", hints)
-    if name.offset < 0:
-        note = "only the state carries over from earlier tokens"
-        return _made("KCP108", name, f"`{_shown(name)}` reads an input of an earlier token", note, hints)
-    return None
-
-
-def _scale_fault(name: Name, place: str) -> Diagnostic | None:
-    if place == "readout":
-        return None
-    return _made("KCP118", name, f"`scale` in the {place}", "the scale belongs to the readout, `o[t] = scale S[t]^T q[t]`")
-
-
-def _constant_fault(name: Name, place: str) -> Diagnostic | None:
-    if place == "rewrite":
-        return None
-    return _made("KCP117", name, f"constant `{name.name}` in the {place}", "a constant may be None; a `when` must test it")
-
-
-def _index_fault(name: Name, what: str) -> Diagnostic | None:
-    if not name.indexed:
-        return None
-    return _made("KCP106", name, f"{what} has no token index", hints=(f"write `{name.name}`",))
-
-
-def _unknown(name: Name, declared: Declarations) -> Diagnostic:
-    known = {*declared.shapes, *names.FUNCTIONS, *names.PREDECLARED}
-    hints = names.did_you_mean(name.name, known)
-    stem, _, index = name.name.partition("_")
-    if index == "t" and stem in known:
-        hints = (f"the token index is written in brackets, `{stem}[t]`",)
-    elif name.name in declared.words:
-        hints = ("flags and options are tested by `when`, they have no value",)
-    return _made("KCP101", name, f"`{name.name}` is not declared", hints=hints)
+def _end(span: Span) -> tuple[int, int]:
+    return span.end_line, span.end_column
 
 
 def _shown(name: Name) -> str:
     if not name.indexed:
         return name.name
     return f"{name.name}[t{name.offset:+d}]" if name.offset else f"{name.name}[t]"
-
-
-def _made(code: str, name: Name, message: str, note: str = "", hints: tuple[str, ...] = ()) -> Diagnostic:
-    return Diagnostic(code=code, message=message, span=name.span, notes=(note,) if note else (), hints=hints)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language.format import format_expr
 from kcpgen.language.syntax import (
     SCALAR,
@@ -23,7 +23,7 @@ from kcpgen.language.syntax import (
     Transpose,
 )
 
-_SAME = "the two sides must have one shape"
+_Binary = Sum | Difference | Product | Hadamard | Quotient
 
 
 def shown(shape: Shape) -> str:
@@ -37,9 +37,9 @@ def shown(shape: Shape) -> str:
 class ShapeChecker:
     """Computes shapes and reports what does not fit; None stands for the shape of something wrong or unknown."""
 
-    def __init__(self, shapes: Mapping[str, Shape], report: Callable[[Diagnostic], None]) -> None:
+    def __init__(self, shapes: Mapping[str, Shape], faults: Faults) -> None:
         self.shapes = shapes
-        self.report = report
+        self.faults = faults
 
     def shape(self, expr: Expr) -> Shape | None:
         match expr:
@@ -59,7 +59,7 @@ class ShapeChecker:
             case _:
                 return self._binary(expr)
 
-    def _binary(self, expr: Sum | Difference | Product | Hadamard | Quotient) -> Shape | None:
+    def _binary(self, expr: _Binary) -> Shape | None:
         left, right = self.shape(expr.left), self.shape(expr.right)
         if left is None or right is None:
             return None
@@ -75,72 +75,60 @@ class ShapeChecker:
             case Difference():
                 return self._equal(expr, left, right, "subtract")
 
-    def _equal(self, expr: Sum | Difference | Hadamard | Quotient, left: Shape, right: Shape, verb: str) -> Shape | None:
+    def _equal(self, expr: _Binary, left: Shape, right: Shape, verb: str) -> Shape | None:
         if left == right:
             return left
-        hints: tuple[str, ...] = ()
-        if (right[1], right[0]) == left:
-            hints = (f"one of them is transposed: `({format_expr(expr.right)})^T` would fit",)
+        hint = ""
+        if left == right[::-1]:
+            hint = f"transpose one of them: `{format_expr(expr.right, tight=True)}^T` would fit"
         elif isinstance(expr, Hadamard) and SCALAR in (left, right):
-            hints = ("a scalar multiplies without `.*`",)
+            hint = "a scalar multiplies without `.*`"
         elif SCALAR in (left, right) and left[0] == left[1] and right[0] == right[1]:
-            hints = ("a scalar times the identity is written `x I`",)
-        self._misfit(expr, f"cannot {verb} {shown(left)} and {shown(right)}", left, right, hints)
+            hint = "a scalar times the identity is written `x I`"
+        self._misfit(expr, f"cannot {verb} {shown(left)} and {shown(right)}", left, right, hint)
         return None
 
     def _product(self, expr: Product, left: Shape, right: Shape) -> Shape | None:
-        if left == SCALAR:
-            return right
-        if right == SCALAR:
-            return left
+        if SCALAR in (left, right):
+            return right if left == SCALAR else left
         if left[1] == right[0]:
             return (left[0], right[1])
         message = f"cannot multiply {shown(left)} by {shown(right)}"
-        self._misfit(expr, message, left, right, _product_hints(expr, left, right))
+        self._misfit(expr, message, left, right, _product_hint(expr, left, right))
         return None
 
     def _call(self, expr: Call) -> Shape | None:
         argument = self.shape(expr.argument)
         if argument is None:
             return None
-        rows, columns = argument
-        needs = "a vector" if expr.function in ("Diag", "l2norm", "sum") else "a scalar or a vector"
-        if columns != "1" or (rows == "1" and needs == "a vector"):
-            self._misfit_call(expr, argument, needs)
-            return None
-        return {"Diag": (rows, rows), "sum": SCALAR}.get(expr.function, argument)
-
-    def _misfit_call(self, expr: Call, argument: Shape, needs: str) -> None:
-        hints = ()
-        if expr.function == "Diag" and argument == SCALAR:
-            hints = ("a scalar multiplies the state directly, `exp(g) S[t-1]`",)
-        elif argument[0] == "1" and argument != SCALAR:
-            hints = (f"write `{expr.function}({_untransposed(expr.argument)})` and transpose the result",)
+        reduces = expr.function in ("Diag", "l2norm", "sum")
+        if argument[1] == "1" and not (reduces and argument == SCALAR):
+            return {"Diag": (argument[0], argument[0]), "sum": SCALAR}.get(expr.function, argument)
+        message = f"`{expr.function}` takes {'a vector' if reduces else 'a scalar or a vector'}"
         label = f"this is {shown(argument)}"
-        message = f"`{expr.function}` takes {needs}"
-        self.report(Diagnostic(code="KCP120", message=message, span=expr.argument.span, label=label, hints=hints))
+        self.faults.add("KCP120", message, expr.argument.span, label=label, hint=_call_hint(expr, argument))
+        return None
 
-    def _misfit(self, expr: _Binary, message: str, left: Shape, right: Shape, hints: tuple[str, ...]) -> None:
-        notes = (
-            f"`{format_expr(expr.left)}` is {shown(left)}",
-            f"`{format_expr(expr.right)}` is {shown(right)}",
-        )
-        self.report(Diagnostic(code="KCP120", message=message, span=expr.span, notes=notes, hints=hints))
+    def _misfit(self, expr: _Binary, message: str, left: Shape, right: Shape, hint: str) -> None:
+        note = f"`{format_expr(expr.left)}` is {shown(left)}, `{format_expr(expr.right)}` is {shown(right)}"
+        self.faults.add("KCP120", message, expr.span, note=note, hint=hint)
 
 
-_Binary = Sum | Difference | Product | Hadamard | Quotient
+def _call_hint(expr: Call, argument: Shape) -> str:
+    if expr.function == "Diag" and argument == SCALAR:
+        return "a scalar multiplies the state directly, `exp(g) S[t-1]`"
+    if argument[0] == "1" and isinstance(expr.argument, Transpose):
+        return f"write `{expr.function}({format_expr(expr.argument.operand)})^T`"
+    return ""
 
 
-def _untransposed(expr: Expr) -> str:
-    return format_expr(expr.operand if isinstance(expr, Transpose) else expr)
-
-
-def _product_hints(expr: Product, left: Shape, right: Shape) -> tuple[str, ...]:
+def _product_hint(expr: Product, left: Shape, right: Shape) -> str:
     one, two = format_expr(expr.left, tight=True), format_expr(expr.right, tight=True)
+    row = format_expr(Product(span=expr.span, left=expr.left, right=Transpose(span=expr.span, operand=expr.right)))
     if left == right and left[1] == "1":
-        return (f"`{one} {two}^T` is their outer product, `{one}^T {two}` their inner product, `{one} .* {two}` elementwise",)
+        return f"`{row}` is their outer product, `{one}^T {two}` their inner one, `{one} .* {two}` elementwise"
     if left[0] == right[0]:
-        return (f"`{one}^T {two}` would fit",)
+        return f"`{one}^T {two}` would fit"
     if left[1] == right[1]:
-        return (f"`{one} {two}^T` would fit",)
-    return ()
+        return f"`{row}` would fit"
+    return ""

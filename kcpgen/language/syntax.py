@@ -40,8 +40,8 @@ class Number(Node):
 class Name(Node):
     """A reference to a token input, a parameter, `scale`, or the state.
 
-    `offset` is the token it is read at, relative to t: 0 for `k` and `k[t]`, -1 for `S[t-1]`. `indexed` tells `k[t]` from `k`
-    for diagnostics; the two mean the same and compare equal.
+    `offset` is the token it is read at, relative to t: 0 for `k` and `k[t]`, -1 for `S[t-1]`. `indexed` tells `k[t]`
+    from `k` for diagnostics; the two mean the same and compare equal.
     """
 
     name: str
@@ -106,10 +106,16 @@ class Transpose(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Node):
-    """A builtin function: `exp`, `sigmoid`, `softplus`, `sqrt`, `l2norm`, `sum` act on scalars and vectors, `Diag` on a vector."""
+    """A builtin function.
+
+    `exp`, `sigmoid`, `softplus` and `sqrt` act on every element of a scalar or a column vector; `l2norm`, `sum` and
+    `Diag` take a column vector.
+    """
 
     function: str
     argument: Expr
 
 
-Expr: TypeAlias = Number | Name | Identity | Negative | Sum | Difference | Product | Hadamard | Quotient | Transpose | Call
+Expr: TypeAlias = (
+    Number | Name | Identity | Negative | Sum | Difference | Product | Hadamard | Quotient | Transpose | Call
+)

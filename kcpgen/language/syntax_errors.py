@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lark import Token, UnexpectedToken
 
-from kcpgen.diagnostics import Diagnostic
+from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language.lexer import span_of
 from kcpgen.language.syntax import Span
@@ -20,6 +21,8 @@ _WORDS = {
     "COMMA": "`,`",
     "EQUALS": "`=`",
     "ARROW": "`<-`",
+    "PLUS": "`+`",
+    "MINUS": "`-`",
     "TRANSPOSE": "`^T`",
     "LPAR": "`(`",
     "RPAR": "`)`",
@@ -27,67 +30,73 @@ _WORDS = {
     "RSQB": "`]`",
     "$END": "the end of the line",
 } | {word.upper(): f"`{word}`" for word in names.KEYWORDS}
+_STATEMENTS = {word.upper() for word in names.KEYWORDS if word not in ("in", "log", "decay")}
 _OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "HADAMARD"}
 _OPERANDS = {"NAME", "NUMBER", "FUNCTION", "LPAR", "MINUS"}
-_STATEMENTS = {word.upper() for word in names.KEYWORDS if word not in ("in", "log", "decay")}
+_CHARACTER_HINTS = {
+    "^": "the only power is the transpose `^T`; write `x * x` for a square",
+    '"': "a title is closed by a double quote on the same line",
+    "'": "a transpose is written `^T`, a title stands in double quotes",
+    ";": "a statement ends with its line",
+    "@": "a matrix product is written by juxtaposition, `k v^T`, or with `*`",
+    "{": "the token index is written in brackets, `k[t]`",
+    "<": "a rewrite is written `<-`",
+}
 
 
-def explain(error: UnexpectedToken, tokens: Sequence[Token], path: str) -> Diagnostic:
-    """The diagnostic for the first token of a statement that does not fit."""
-    token = error.token
-    expected = set(error.accepts or ())
+def report(error: UnexpectedToken, tokens: Sequence[Token], path: str, faults: Faults) -> None:
+    """Reports the first token of a statement that does not fit."""
+    token, expected = error.token, set(error.accepts or ())
+    label = f"expected {in_words(expected)}"
     if token.type == "$END":
-        return _diagnostic("KCP010", "the line ends too early", _after(tokens[-1], path), expected)
+        faults.add("KCP010", "the line ends too early", _after(tokens[-1], path), label=label)
+        return
     span = span_of(token, token, path)
     if token.type == "UNKNOWN":
-        return _unknown_character(token, span)
-    return _diagnostic("KCP010", f"unexpected {_shown(token)}", span, expected, _keyword_hints(token, expected))
-
-
-def _diagnostic(code: str, message: str, span: Span, expected: set[str], hints: tuple[str, ...] = ()) -> Diagnostic:
-    return Diagnostic(code=code, message=message, span=span, label=f"expected {in_words(expected)}", hints=hints)
+        hint = _CHARACTER_HINTS.get(str(token), "")
+        faults.add("KCP016", f"unexpected character `{token}`", span, hint=hint)
+    else:
+        faults.add("KCP010", f"unexpected {_shown(token)}", span, label=label, hint=_hint(token, expected, tokens))
 
 
 def in_words(expected: set[str]) -> str:
     """Kinds of token as a phrase: "a name, `(` or `-`"."""
+    if expected >= _STATEMENTS and "IN" in expected:
+        return "a name"
     if expected >= _STATEMENTS:
         return "a declaration or an equation"
-    kinds = set(expected)
-    phrases = []
-    if kinds >= _OPERANDS:
+    phrases, kinds = [], set(expected)
+    if kinds >= _OPERANDS and kinds >= _OPERATORS:
+        phrases, kinds = ["an operator"], kinds - _OPERANDS - _OPERATORS - {"TRANSPOSE"}
+    elif kinds >= _OPERANDS:
         phrases, kinds = ["an expression"], kinds - _OPERANDS
-    if kinds >= _OPERATORS:
-        phrases, kinds = ["an operator"], kinds - _OPERATORS - _OPERANDS - {"TRANSPOSE"}
-    phrases += sorted(_WORDS.get(kind, f"`{kind}`") for kind in kinds)
+    elif kinds >= _OPERATORS:
+        phrases, kinds = ["an operator"], kinds - _OPERATORS - {"NAME", "FUNCTION", "LPAR", "TRANSPOSE"}
+    phrases += sorted(_WORDS[kind] for kind in kinds)
     return " or ".join(filter(None, [", ".join(phrases[:-1]), phrases[-1]])) if phrases else "nothing more"
 
 
 def _shown(token: Token) -> str:
     if token.type == "STRING":
         return "title"
-    if token.type.lower() in names.KEYWORDS:
-        return f"keyword `{token.type.lower()}`"
-    return f"`{token}`"
+    return f"keyword `{token}`" if token in names.KEYWORDS else f"`{token}`"
 
 
-def _keyword_hints(token: Token, expected: set[str]) -> tuple[str, ...]:
-    if token.type.lower() in names.KEYWORDS and "NAME" in expected and not expected >= _STATEMENTS:
-        return ("keywords of the language cannot be names",)
-    return ()
-
-
-def _unknown_character(token: Token, span: Span) -> Diagnostic:
-    hints = {
-        "^": "only the transpose `^T` is a power; write `x * x` for a square",
-        '"': "a title is closed by a double quote on the same line",
-        "'": "a transpose is written `^T`; titles stand in double quotes",
-        ";": "one statement a line; no semicolon",
-        "@": "a matrix product is written by juxtaposition, `k v^T`, or with `*`",
-    }
-    hint = hints.get(str(token))
-    return Diagnostic(code="KCP016", message=f"unexpected character `{token}`", span=span, hints=(hint,) if hint else ())
+def _hint(token: Token, expected: set[str], tokens: Sequence[Token]) -> str:
+    before = next((left for left, right in pairwise(tokens) if right is token), None)
+    if token.type == "LSQB" and before is not None and before.type == "TRANSPOSE":
+        return "the transpose comes last, `k[t]^T`"
+    if token.type == "EQUALS" and "ARROW" in expected:
+        return "an equation is written `S[t] = ...`, a rewrite `q <- ...`"
+    if expected >= _STATEMENTS and "IN" not in expected and token.type == "NAME":
+        return names.did_you_mean(str(token), names.KEYWORDS)
+    if before is not None and before.type == "NAME" and before is tokens[0] and "ARROW" in expected:
+        return names.did_you_mean(str(before), names.KEYWORDS)
+    return ""
 
 
 def _after(token: Token, path: str) -> Span:
     end = span_of(token, token, path)
-    return Span(path=path, line=end.end_line, column=end.end_column, end_line=end.end_line, end_column=end.end_column + 1)
+    return Span(
+        path=path, line=end.end_line, column=end.end_column, end_line=end.end_line, end_column=end.end_column + 1
+    )
