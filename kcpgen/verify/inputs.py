@@ -135,7 +135,7 @@ class _Draw:
             "zero": lambda: zero,
             "mixed": lambda: torch.where(raw > 0, zero, STRONG),
             "heads": lambda: torch.where(heads % 2 == 0, zero + STRONG, zero),
-            "reset": lambda: torch.where(tokens == raw.shape[1] // 2, zero - 90.0, zero),
+            "reset": lambda: torch.where(tokens == raw.shape[1] // 2, zero - torch.inf, zero),
             "spikes": lambda: torch.where(raw > 2.0, -1000.0, -softplus(raw)),
         }
         low, high = self.op.description.bounds.get(name, (-float("inf"), 0.0))

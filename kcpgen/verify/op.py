@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
 
@@ -66,10 +66,10 @@ def load_op(directory: Path) -> Op:
     """Import the package in `directory` under a name of its own. Raises FileNotFoundError if there is none."""
     op = directory.resolve().name
     package = _import_package(directory.resolve())
-    description = sys.modules[f"{package.__name__}.description"]
+    interface, description = (import_module(f"{package.__name__}.{name}") for name in ("interface", "description"))
     return Op(
         directory=directory,
-        signature=package.SIGNATURE,
+        signature=interface.SIGNATURE,
         description=description.DESCRIPTION,
         chunk=getattr(package, f"chunk_{op}"),
         naive=getattr(package, f"naive_recurrent_{op}"),
@@ -81,11 +81,10 @@ def _import_package(directory: Path) -> ModuleType:
     if not source.is_file():
         raise FileNotFoundError(f"no generated package in {directory}")
     name = f"kcpgen_verified_{directory.name}"
-    found = importlib.util.spec_from_file_location(name, source, submodule_search_locations=[str(directory)])
+    found = util.spec_from_file_location(name, source, submodule_search_locations=[str(directory)])
     assert found is not None
     assert found.loader is not None
-    package = importlib.util.module_from_spec(found)
+    package = util.module_from_spec(found)
     sys.modules[name] = package
     found.loader.exec_module(package)
-    importlib.import_module(f"{name}.description")
     return package

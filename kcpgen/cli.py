@@ -1,0 +1,166 @@
+"""The command line. Every command imports what it needs when it runs: `kcpgen --version` must not wait for torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from kcpgen import __version__
+
+if TYPE_CHECKING:
+    from kcpgen.emit.package import Package
+
+T = TypeVar("T")
+SPEC = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kcpgen")
+def main() -> None:
+    """Compile the equation of a linear recurrence on a matrix state into a trainable op.
+
+    A spec (.kcp) states the recurrence as a paper does. `build` generates the op's package: a per-token reference, an
+    eager chunked version, Triton kernels for forward and backward, and the autograd function around them.
+    """
+
+
+@main.command()
+@click.argument("specs", nargs=-1, required=True, type=SPEC, metavar="SPEC...")
+@click.option(
+    "-o", "--output", type=SPEC, default=Path("generated"), show_default=True, help="Directory of the packages."
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit 1 with a diff when the files are not as generated.")
+def build(specs: tuple[Path, ...], output: Path, check: bool) -> None:
+    """Generate the package OUTPUT/<op>/ of every SPEC, all of them or, if any spec is wrong, none."""
+    packages = _each(specs, lambda path: _compile(path, output))
+    _reject_twins(packages)
+    if check:
+        _check(specs, packages, output)
+    else:
+        _write(packages, output)
+
+
+@main.command()
+@click.argument("spec", type=SPEC)
+@click.option("--latex", "form", flag_value="latex", help="As LaTeX.")
+@click.option("--json", "form", flag_value="json", help="As JSON.")
+def derive(spec: Path, form: str | None) -> None:
+    """Show how SPEC becomes its chunkwise form, with the proof that the two agree."""
+    (text,) = _each((spec,), lambda path: _derivation(path, form or "text"))
+    click.echo(text)
+
+
+@main.command()
+@click.argument("spec", type=SPEC)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default=None, help="Default: cuda if there is one.")
+@click.option("--quick", is_flag=True, help="A few small cases of each kind.")
+@click.option(
+    "--json", "json_path", type=SPEC, default=None, metavar="FILE", help="Write the figures to FILE ('-': stdout)."
+)
+def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None) -> None:
+    """Compare the op of SPEC with its per-token float64 reference: every output and every gradient.
+
+    On a CPU the Triton kernels run where TRITON_INTERPRET=1 asks for it. Exits with 1 when a bound is missed.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="kcpgen-verify-") as scratch:
+        output = Path(scratch, "generated")
+        (package,) = _each((spec,), lambda path: _compile(path, output))
+        _write((package,), output, quiet=True)
+        from kcpgen.verify.command import run
+
+        sys.exit(run(output / package.name, device=device, quick=quick, json_path=json_path))
+
+
+def _compile(path: Path, output: Path) -> Package:
+    from kcpgen.compiler import compile_spec
+
+    return compile_spec(path, output)
+
+
+def _derivation(path: Path, form: str) -> str:
+    from kcpgen.derivation import show
+    from kcpgen.derivation.chunk_form import derive_chunk_form
+    from kcpgen.derivation.normal_form import derive_normal_form
+    from kcpgen.language import load
+
+    chunk_form = derive_chunk_form(derive_normal_form(load(path)))
+    return {"text": show.to_text, "latex": show.to_latex, "json": show.to_json}[form](chunk_form)
+
+
+def _each(specs: tuple[Path, ...], action: Callable[[Path], T]) -> tuple[T, ...]:
+    """`action` on every spec; if any is wrong, all diagnostics go to stderr and the command ends with 1."""
+    from kcpgen.diagnostics import SpecError
+
+    results, faults = [], []
+    for path in specs:
+        try:
+            results.append(action(path))
+        except SpecError as error:
+            faults.append(str(error))
+        except (OSError, UnicodeDecodeError) as error:
+            faults.append(_unreadable(path, error))
+    if faults:
+        click.echo("\n".join(faults), err=True, nl=False)
+        sys.exit(1)
+    return tuple(results)
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason} at byte {error.start})"
+    return f"error: cannot read {path}: {reason}\n"
+
+
+def _reject_twins(packages: tuple[Package, ...]) -> None:
+    first: dict[str, str] = {}
+    for package in packages:
+        if package.name in first:
+            _fail(
+                f"{first[package.name]} and {package.spec_path} both define {package.name} and would share a directory"
+            )
+        first[package.name] = package.spec_path
+
+
+def _write(packages: tuple[Package, ...], output: Path, quiet: bool = False) -> None:
+    from kcpgen.emit.package import ForeignFilesError, write
+
+    for package in packages:
+        try:
+            changed = write(package, output)
+        except ForeignFilesError as error:
+            _fail(str(error))
+        except OSError as error:
+            _fail(f"cannot write {output / package.name}: {error.strerror}")
+        if not quiet:
+            done = f"{len(package.files)} files, {package.lines} lines" if changed else "unchanged"
+            click.echo(f"{package.spec_path} -> {output / package.name}: {done}")
+
+
+def _check(specs: tuple[Path, ...], packages: tuple[Package, ...], output: Path) -> None:
+    from kcpgen.emit.package import differences, orphans
+
+    stale = []
+    for path, package in zip(specs, packages, strict=True):
+        found = differences(package, output)
+        for difference in found:
+            click.echo(f"{difference.path}: {difference.kind}\n{difference.diff}")
+        stale += [path] if found else []
+    gone = orphans(output)
+    for directory, spec in gone:
+        click.echo(f"{directory}: generated from {spec}, which is gone; remove it with: rm -r {directory}")
+    if stale:
+        destination = "" if output == Path("generated") else f" -o {output}"
+        click.echo(f"not as generated; fix with: kcpgen build {' '.join(map(str, stale))}{destination}")
+    if stale or gone:
+        sys.exit(1)
+    click.echo(f"{output}: {len(packages)} package{'s' * (len(packages) != 1)} as generated")
+
+
+def _fail(message: str) -> None:
+    click.echo(f"error: {message}", err=True)
+    sys.exit(1)

@@ -1,0 +1,168 @@
+"""`kcpgen build`: all or nothing, never over somebody's files, and a check that compares the whole set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from kcpgen.emit.package import files_on_disk
+
+Command = Callable[..., Result]
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in files_on_disk(directory).items()}
+
+
+@pytest.fixture
+def built(project: Path, kcpgen: Command) -> Path:
+    assert kcpgen("build", "my.kcp").exit_code == 0
+    return project / "generated" / "my"
+
+
+def test_build_writes_a_package_and_says_so(project: Path, kcpgen: Command) -> None:
+    result = kcpgen("build", "my.kcp")
+    assert result.stdout.startswith("my.kcp -> generated/my: ")
+    assert {"__init__.py", "naive.py", "eager.py", "interface.py"} <= set(tree(project / "generated" / "my"))
+    assert os.listdir(project / "generated") == ["my"]
+
+
+def test_building_again_changes_nothing(built: Path, kcpgen: Command) -> None:
+    before = (tree(built), (built / "naive.py").stat().st_mtime_ns)
+    assert "unchanged" in kcpgen("build", "my.kcp").stdout
+    assert (tree(built), (built / "naive.py").stat().st_mtime_ns) == before
+
+
+def test_bytes_depend_on_neither_the_working_directory_nor_how_paths_are_written(
+    built: Path, project: Path, kcpgen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    result = kcpgen("build", "--check", str(project / "my.kcp"), "-o", str(project / "generated"))
+    assert result.exit_code == 0, result.output
+
+
+def test_check_accepts_what_build_wrote(built: Path, kcpgen: Command) -> None:
+    result = kcpgen("build", "--check", "my.kcp")
+    assert (result.exit_code, result.stdout) == (0, "generated: 1 package as generated\n")
+
+
+def test_check_shows_a_changed_file_and_the_command_that_fixes_it(built: Path, kcpgen: Command) -> None:
+    path = built / "naive.py"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("import torch\n", "import torch  # mine\n"), encoding="utf-8"
+    )
+    result = kcpgen("build", "--check", "my.kcp")
+    assert result.exit_code == 1
+    assert "-import torch  # mine\n+import torch\n" in result.stdout
+    assert result.stdout.endswith("not as generated; fix with: kcpgen build my.kcp\n")
+    assert kcpgen("build", "my.kcp").exit_code == 0
+    assert kcpgen("build", "--check", "my.kcp").exit_code == 0
+
+
+def test_check_compares_the_set_of_files(built: Path, kcpgen: Command) -> None:
+    (built / "naive.py").rename(built / "older.py")
+    result = kcpgen("build", "--check", "my.kcp")
+    assert result.exit_code == 1
+    assert "generated/my/naive.py: missing" in result.stdout
+    assert "generated/my/older.py: extra" in result.stdout
+
+
+def test_check_finds_a_package_whose_spec_is_gone(built: Path, project: Path, kcpgen: Command) -> None:
+    other = (project / "my.kcp").read_text(encoding="utf-8").replace("op my", "op other")
+    (project / "other.kcp").write_text(other, encoding="utf-8")
+    assert kcpgen("build", "other.kcp").exit_code == 0
+    (project / "other.kcp").unlink()
+    result = kcpgen("build", "--check", "my.kcp")
+    assert result.exit_code == 1
+    assert "rm -r generated/other" in result.stdout
+
+
+def test_check_writes_nothing(project: Path, kcpgen: Command) -> None:
+    assert kcpgen("build", "--check", "my.kcp").exit_code == 1
+    assert os.listdir(project) == ["my.kcp"]
+
+
+def test_one_wrong_spec_and_nothing_is_written(project: Path, kcpgen: Command) -> None:
+    wrong = (project / "my.kcp").read_text(encoding="utf-8").replace("op my", "op wrong").replace("v[t]^T", "z[t]^T")
+    (project / "wrong.kcp").write_text(wrong, encoding="utf-8")
+    result = kcpgen("build", "my.kcp", "wrong.kcp")
+    assert result.exit_code == 1
+    assert "wrong.kcp:10:" in result.stderr
+    assert "^" in result.stderr
+    assert "Traceback" not in result.output
+    assert not (project / "generated").exists()
+
+
+def test_all_wrong_specs_are_reported_together(project: Path, kcpgen: Command) -> None:
+    text = (project / "my.kcp").read_text(encoding="utf-8")
+    for name in ("one", "two"):
+        (project / f"{name}.kcp").write_text(text.replace("v[t]^T", "z[t]^T"), encoding="utf-8")
+    result = kcpgen("build", "one.kcp", "two.kcp", "none.kcp")
+    assert "one.kcp:10:" in result.stderr
+    assert "two.kcp:10:" in result.stderr
+    assert "none.kcp" in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00", b"op"], ids=["missing", "empty", "binary", "cut off"])
+def test_files_that_are_no_spec(project: Path, kcpgen: Command, content: bytes | None) -> None:
+    if content is not None:
+        (project / "bad.kcp").write_bytes(content)
+    result = kcpgen("build", "bad.kcp")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error")
+    assert "bad.kcp" in result.stderr
+
+
+def test_a_directory_is_no_spec(project: Path, kcpgen: Command) -> None:
+    result = kcpgen("build", str(project))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error")
+
+
+def test_somebodys_files_are_never_replaced(project: Path, kcpgen: Command) -> None:
+    (project / "my").mkdir()
+    (project / "my" / "thesis.txt").write_text("irreplaceable", encoding="utf-8")
+    result = kcpgen("build", "my.kcp", "-o", ".")
+    assert result.exit_code == 1
+    assert "thesis.txt" in result.stderr
+    assert tree(project / "my") == {"thesis.txt": b"irreplaceable"}
+
+
+def test_two_specs_of_one_name(project: Path, kcpgen: Command) -> None:
+    (project / "again.kcp").write_text((project / "my.kcp").read_text(encoding="utf-8"), encoding="utf-8")
+    result = kcpgen("build", "my.kcp", "again.kcp")
+    assert result.exit_code == 1
+    assert "both define my" in result.stderr
+
+
+def test_a_crash_while_writing_leaves_the_old_package(
+    built: Path, project: Path, kcpgen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(built)
+    spec = project / "my.kcp"
+    spec.write_text(spec.read_text(encoding="utf-8").replace("scale S[t]", "2 scale S[t]"), encoding="utf-8")
+    replace, calls = os.replace, []
+
+    def broken(source: object, target: object) -> None:
+        calls.append(target)
+        if len(calls) == 2:  # the old package is aside, the new one not yet there
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", broken)
+    result = kcpgen("build", "my.kcp")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert tree(built) == before
+    assert os.listdir(project / "generated") == ["my"]
+
+
+def test_another_output_directory_is_named_in_the_stamp(project: Path, kcpgen: Command) -> None:
+    assert kcpgen("build", "my.kcp", "-o", "my_ops").exit_code == 0
+    lines = (project / "my_ops" / "my" / "naive.py").read_text(encoding="utf-8").splitlines()
+    assert lines[0].endswith("from my.kcp — do not edit")
+    assert lines[1] == "# regenerate: kcpgen build my.kcp -o my_ops"
