@@ -1,7 +1,7 @@
 """The compiler, from a spec's path to a package of generated source: one line per stage.
 
-Every stage takes the value the one before it made and returns a frozen one of its own; the module named on the right holds
-the stage, the type on the left what it promises. Nothing is written to disk here (see `kcpgen.emit.package`).
+Every stage takes the value the one before it made and returns a frozen one of its own: the function on the right is the
+stage, the type on the left what it promises. Nothing is written to disk here (see `kcpgen.emit.package`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kcpgen.spec import Spec
 
 
 def compile_spec(path: Path, output: Path) -> Package:
-    """The package that `output/<op>/` should hold. Raises SpecError with every fault of the first stage that finds one."""
+    """The package that `output/<op>/` should hold. Raises SpecError with every fault of the stage that finds one."""
     spec: Spec = replace(load(path), path=stamped_path(path, output))
     normal_form: NormalForm = derive_normal_form(spec)
     chunk_form: ChunkForm = derive_chunk_form(normal_form)

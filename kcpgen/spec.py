@@ -113,7 +113,8 @@ class Spec:
     def shapes(self) -> Mapping[str, Shape]:
         """Shape of every name an expression may mention, token and head axes left out."""
         shapes: dict[str, Shape] = {self.state: ("K", "V"), "scale": ("1", "1")}
-        for declared in (*self.inputs, *self.params):
+        tensors: tuple[TokenInput | Param, ...] = (*self.inputs, *self.params)
+        for declared in tensors:
             shapes[declared.name] = (declared.axis or "1", "1")
         for constant in self.constants:
             shapes[constant.name] = ("1", "1")
