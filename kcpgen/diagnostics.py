@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kcpgen.language.syntax import Span
 
 TAB_STOP = 4
+MAX_LINE = 120
 
 CODES = {
     "KCP001": "the file cannot be read",
@@ -121,13 +122,25 @@ def _excerpt(span: Span, lines: list[str], label: str, margin: str) -> list[str]
         return []
     start = span.column - 1
     end = span.end_column - 1 if span.end_line == span.line else len(line)
+    line, start, end = _window(line.rstrip(), start, end)
     before, marked = _columns(line[:start]), _columns(line[:end])
+    before -= before == marked and before > 0  # what takes no column is shown by the character it stands on
     carets = "^" * max(1, marked - before)
     return [
         f"{margin} |",
         f"{span.line} | {_visible(line)}",
         f"{margin} | {' ' * before}{carets} {label}".rstrip(),
     ]
+
+
+def _window(line: str, start: int, end: int) -> tuple[str, int, int]:
+    """The part of an over-long line around what is marked, and where the mark is in it."""
+    if len(line) <= MAX_LINE:
+        return line, start, end
+    first, last = max(0, start - MAX_LINE // 2), min(len(line), start + MAX_LINE // 2)
+    head, tail = "..." if first else "", "..." if last < len(line) else ""
+    shift = len(head) - first
+    return f"{head}{line[first:last]}{tail}", start + shift, min(end, last) + shift
 
 
 def _columns(text: str) -> int:
@@ -147,7 +160,7 @@ def _width(character: str) -> int:
 def _visible(line: str) -> str:
     """The line as shown: tabs expanded, everything that cannot be printed replaced."""
     shown = ""
-    for character in line.rstrip():
+    for character in line:
         if character == "\t":
             shown += " " * (TAB_STOP - _columns(shown) % TAB_STOP)
         elif character == " " or character.isprintable() or not _width(character):

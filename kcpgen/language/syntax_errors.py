@@ -34,7 +34,7 @@ _STATEMENTS = {word.upper() for word in names.KEYWORDS if word not in ("in", "lo
 _OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "HADAMARD"}
 _OPERANDS = {"NAME", "NUMBER", "FUNCTION", "LPAR", "MINUS"}
 _CHARACTER_HINTS = {
-    "^": "the only power is the transpose `^T`; write `x * x` for a square",
+    "^": "`^T` is the only power: write `x * x` for a square, `exp(x)` for e to the x",
     '"': "a title is closed by a double quote on the same line",
     "'": "a transpose is written `^T`, a title stands in double quotes",
     ";": "a statement ends with its line",

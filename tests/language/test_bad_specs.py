@@ -1,0 +1,63 @@
+"""Every code has a bad spec, every bad spec its whole rendered text. KCPGEN_UPDATE_GOLDEN=1 rewrites the texts for review."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from kcpgen.derivation.faults import DERIVATION_CODES
+from kcpgen.derivation.normal_form import derive_normal_form
+from kcpgen.diagnostics import CODES, SpecError
+from kcpgen.language import load
+from kcpgen.language.limits import MAX_BYTES
+
+BAD_SPECS = Path(__file__).parent.parent / "bad_specs"
+SPECS = sorted(path.stem for path in BAD_SPECS.glob("*.kcp"))
+
+
+def rendered(path: str) -> str:
+    with pytest.raises(SpecError) as rejected:
+        derive_normal_form(load(path))
+    return str(rejected.value)
+
+
+def compare(name: str, text: str) -> None:
+    golden = BAD_SPECS / f"{name}.txt"
+    if os.environ.get("KCPGEN_UPDATE_GOLDEN"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_rendered_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(BAD_SPECS)
+    compare(name, rendered(f"{name}.kcp"))
+
+
+def test_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(BAD_SPECS)
+    compare("kcp001_missing_file", rendered("no_such_file.kcp"))
+
+
+def test_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("huge.kcp").write_text("# " + "x" * MAX_BYTES, encoding="utf-8")
+    compare("kcp004_huge_file", rendered("huge.kcp"))
+
+
+def test_every_code_has_a_bad_spec() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in BAD_SPECS.glob("*.txt"))
+    shown = set(re.findall(r"^error\[(KCP\d+)\]", texts, flags=re.MULTILINE))
+    assert shown == CODES.keys() | DERIVATION_CODES.keys()
+
+
+def test_every_text_has_its_spec() -> None:
+    without_file = {"kcp001_missing_file", "kcp004_huge_file"}
+    assert {path.stem for path in BAD_SPECS.glob("*.txt")} == {*SPECS, *without_file}
+
+
+def test_registries_do_not_overlap() -> None:
+    assert not CODES.keys() & DERIVATION_CODES.keys()
