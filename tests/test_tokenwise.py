@@ -10,8 +10,8 @@ import sympy
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "derivation"))
-import numeric
-from build import SHIPPED, shipped
+import witness
+from made_specs import SHIPPED, shipped
 
 from kcpgen import tokenwise as tw
 from kcpgen.diagnostics import SpecError
@@ -71,24 +71,24 @@ CASES = {
 
 def gradient_error(value: sympy.Expr, wrt: sympy.Symbol, gradient: sympy.Expr) -> float:
     """Largest difference of a gradient from autograd's, evaluated as one expression and step by step."""
-    values = {n: torch.randn(5, numeric.SIZES[a], dtype=torch.float64).requires_grad_() for n, a in AXES.items()}
-    y = numeric.elementwise(value, values)
+    values = {n: torch.randn(5, witness.SIZES[a], dtype=torch.float64).requires_grad_() for n, a in AXES.items()}
+    y = witness.elementwise(value, values)
     dy = torch.randn_like(y)
     (expected,) = torch.autograd.grad(y, values[wrt.name], dy)
     given = {**values, "dy": dy}
-    found = numeric.elementwise(gradient, given), stepwise(gradient, given)
-    return max(float((each - expected).abs().max()) for each in found)
+    found = witness.elementwise(gradient, given), stepwise(gradient, given)
+    return max(float((each - expected).detach().abs().max()) for each in found)
 
 
 def stepwise(expr: sympy.Expr, values: dict[str, torch.Tensor]) -> torch.Tensor:
     steps, (flat,) = tw.flatten([expr])
     known = dict(values)
     for step in steps:
-        summed = numeric.elementwise(step.value, known)
-        assert summed.shape[-1] == numeric.SIZES[step.axis]
+        summed = witness.elementwise(step.value, known)
+        assert summed.shape[-1] == witness.SIZES[step.axis]
         known[step.target.name] = summed.sum(-1, keepdim=True)
     assert not flat.has(tw.RowSum)
-    return numeric.elementwise(flat, known)
+    return witness.elementwise(flat, known)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -119,7 +119,7 @@ def test_saturated_activations_keep_finite_gradients() -> None:
         for function in (tw.sigmoid, tw.softplus):
             gradient = tw.adjoint(function(beta), beta, AXES).gradient
             values = {"beta": torch.tensor([x], dtype=torch.float64), "dy": torch.ones(1, dtype=torch.float64)}
-            assert torch.isfinite(numeric.elementwise(gradient, values)).all()
+            assert torch.isfinite(witness.elementwise(gradient, values)).all()
 
 
 def rewrites(spec: Spec) -> list[tuple[str, sympy.Expr]]:

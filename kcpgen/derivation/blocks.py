@@ -26,6 +26,10 @@ class Factor:
         return self if self.name in DIAGONALS else replace(self, transposed=not self.transposed)
 
     @property
+    def plain(self) -> Factor:
+        return replace(self, transposed=False)
+
+    @property
     def adjoint(self) -> Factor:
         """d<name>, the gradient of the untransposed block."""
         return Factor(name=f"d{self.name}", index=self.index)

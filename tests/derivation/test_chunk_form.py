@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numeric
 import pytest
 import torch
-from build import examples
+import witness
+from made_specs import examples
 
 from kcpgen.derivation import derive_chunk_form, derive_normal_form
 from kcpgen.derivation.chunk_form import ChunkForm, Equation, Monomial
@@ -24,34 +24,34 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def discrepancies(form: ChunkForm, spec: Spec, seed: int = 0) -> dict[str, float]:
     """Largest relative error of each quantity the chunk form computes."""
-    values = numeric.random_inputs(spec, TOKENS, seed)
+    values = witness.random_inputs(spec, TOKENS, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     draw = lambda *shape: torch.randn(shape, dtype=torch.float64, generator=generator)  # noqa: E731
-    S = draw(numeric.SIZES["K"], numeric.SIZES["V"]).requires_grad_()
-    dO, dS_next = draw(TOKENS, numeric.SIZES["V"]), draw(numeric.SIZES["K"], numeric.SIZES["V"])
+    S = draw(witness.SIZES["K"], witness.SIZES["V"]).requires_grad_()
+    dO, dS_next = draw(TOKENS, witness.SIZES["V"]), draw(witness.SIZES["K"], witness.SIZES["V"])
 
-    out, S_next = numeric.recurrence(spec, values, S)
+    out, S_next = witness.recurrence(spec, values, S)
     used = {name: value for name, value in values.items() if name in read_by(spec)}
     loss = (out * dO).sum() + (S_next * dS_next).sum()
     *expected, dS = torch.autograd.grad(loss, [*used.values(), S])
 
-    blocks = numeric.forward(form, values, S)
+    blocks = witness.forward(form, values, S)
     blocks |= {"dO": dO, "dS_next": dS_next}
     found = {"O": error(blocks["O"], out), "S_next": error(blocks["S_next"], S_next)}
     found["summary"] = error(blocks["M"] @ S + blocks["S_ext"], S_next)
     for equation in form.implicit:
-        found[f"implicit {equation.target}"] = error(numeric.value_of(equation, blocks), blocks[str(equation.target)])
+        found[f"implicit {equation.target}"] = error(witness.value_of(equation, blocks), blocks[str(equation.target)])
 
-    numeric.run(form.reverse_scan, blocks)
+    witness.run(form.reverse_scan, blocks)
     found["dS"] = error(blocks["dS"], dS)
-    numeric.run(form.gradients, blocks)
-    leaves = {name: value for name, value in numeric.operands(form.normal_form, values).items() if f"d{name}" in blocks}
+    witness.run(form.gradients, blocks)
+    leaves = {name: value for name, value in witness.operands(form.normal_form, values).items() if f"d{name}" in blocks}
     pulled = torch.autograd.grad(
         list(leaves.values()), list(used.values()), [blocks[f"d{name}"].detach() for name in leaves], allow_unused=True
     )
     found |= {f"d{name}": error(a, b) for name, a, b in zip(used, pulled, expected, strict=True)}
 
-    numeric.run(form.summary_adjoint, blocks)
+    witness.run(form.summary_adjoint, blocks)
     found["summary dS"] = error(blocks["dS"], dS)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from build import THREE_TERMS, TWO_FACTORS, shipped, spec_of
+from made_specs import THREE_TERMS, TWO_FACTORS, shipped, spec_of
 
 from kcpgen.derivation.normal_form import NormalForm, derive_normal_form
 from kcpgen.diagnostics import SpecError
