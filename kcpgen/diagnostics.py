@@ -15,6 +15,7 @@ from kcpgen.language.syntax import Span
 
 TAB_STOP = 4
 MAX_LINE = 120
+MAX_SHOWN = 50
 
 CODES = {
     "KCP001": "the file cannot be read",
@@ -94,9 +95,11 @@ class Faults:
 
 
 def render(diagnostics: Iterable[Diagnostic], text: str) -> str:
-    """All diagnostics as text, one block each, separated by an empty line."""
-    lines = text.split("\n")
-    return "\n".join(_block(diagnostic, lines) for diagnostic in diagnostics)
+    """Diagnostics as text, one block each, separated by an empty line; the first `MAX_SHOWN` of them."""
+    lines, found = text.split("\n"), list(diagnostics)
+    blocks = [_block(diagnostic, lines) for diagnostic in found[:MAX_SHOWN]]
+    more = [f"... and {len(found) - MAX_SHOWN} more errors\n"] if len(found) > MAX_SHOWN else []
+    return "\n".join(blocks + more)
 
 
 def _position(diagnostic: Diagnostic) -> tuple[int, int, str]:

@@ -72,7 +72,7 @@ def equations(spec: Spec) -> tuple[str, str]:
 
 
 def format_expr(expr: Expr, tokens: frozenset[str] = frozenset(), *, tight: bool = False) -> str:
-    """An expression as source; names in `tokens` get their `[t]`, and all but a single factor parentheses if `tight`."""
+    """An expression as source; names in `tokens` get their `[t]`, all but a single factor parentheses if `tight`."""
     return _Printer(tokens).show(expr, _FACTOR if tight else _SUM)
 
 
@@ -121,7 +121,8 @@ class _Printer:
             case Product():
                 return self._product(expr)
             case Hadamard():
-                return f"{self.show(expr.left, _PRODUCT)} .* {self.show(expr.right, _JUXTAPOSED)}", _PRODUCT
+                left = _FACTOR if isinstance(expr.left, Product) else _PRODUCT
+                return f"{self.show(expr.left, left)} .* {self.show(expr.right, _FACTOR)}", _PRODUCT
             case Quotient():
                 return f"{self.show(expr.left, _PRODUCT)} / {self.show(expr.right, _FACTOR)}", _PRODUCT
 

@@ -8,12 +8,14 @@ from lark import Token
 
 from kcpgen.diagnostics import Faults
 from kcpgen.language.lexer import span_of
+from kcpgen.language.syntax import Expr, operands
 
 MAX_BYTES = 16 * 1024
 MAX_NAMES = 100
 MAX_TITLE = 100
-MAX_TOKENS = 400  # of one statement; also bounds the depth of its syntax tree
-MAX_NESTING = 32
+MAX_TOKENS = 400  # of one statement
+MAX_NESTING = 32  # of brackets
+MAX_DEPTH = 100  # of a syntax tree; later stages walk it recursively
 MAX_FAULTS = 20  # of syntax: after so many, the file is something else than a spec
 
 
@@ -31,3 +33,12 @@ def fits(tokens: Sequence[Token], path: str, faults: Faults) -> bool:
             faults.add("KCP015", "nested too deep", span_of(token, token, path), note=note)
             return False
     return True
+
+
+def check_depth(expr: Expr, faults: Faults) -> None:
+    """Reports a syntax tree that is deeper than later stages can walk."""
+    level, depth = [expr], 0
+    while level:
+        level, depth = [operand for node in level for operand in operands(node)], depth + 1
+    if depth > MAX_DEPTH:
+        faults.add("KCP015", "expression too deep", expr.span, note=f"operations nest at most {MAX_DEPTH} deep")

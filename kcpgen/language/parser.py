@@ -16,8 +16,8 @@ from kcpgen.language import statements as st
 from kcpgen.language import syntax_errors
 from kcpgen.language.expressions import ExpressionBuilder, leaf
 from kcpgen.language.lexer import balanced, lex, span_of
-from kcpgen.language.limits import MAX_FAULTS, fits
-from kcpgen.language.syntax import Span
+from kcpgen.language.limits import MAX_FAULTS, check_depth, fits
+from kcpgen.language.syntax import Expr, Span
 
 
 def parse_statements(text: str, path: str) -> list[st.Statement]:
@@ -118,8 +118,7 @@ class StatementBuilder:
 
     def _equation(self, tree: Tree[Token]) -> st.Equation:
         self._check_target(tree)
-        value = self.expressions.build(child(tree, "expression"))
-        return st.Equation(target=self._word(tokens(tree)[0]), value=value, span=self._span(tree))
+        return st.Equation(target=self._word(tokens(tree)[0]), value=self._value(tree), span=self._span(tree))
 
     def _option(self, tree: Tree[Token]) -> st.Option:
         return st.Option(name=self._name(tree), rewrites=self._inline(tree), span=self._span(tree))
@@ -135,10 +134,15 @@ class StatementBuilder:
         self._check_target(tree)
         return st.Rewrite(
             target=self._word(tokens(tree)[0]),
-            value=self.expressions.build(child(tree, "expression")),
+            value=self._value(tree),
             promise=self._promise(tree),
             span=self._span(tree),
         )
+
+    def _value(self, tree: Tree[Token]) -> Expr:
+        value = self.expressions.build(child(tree, "expression"))
+        check_depth(value, self.faults)
+        return value
 
     def _inline(self, tree: Tree[Token]) -> tuple[st.Rewrite, ...]:
         return self._rewrites(child(tree, "rewrites")).rewrites if has(tree, "rewrites") else ()

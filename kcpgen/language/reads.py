@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Literal
 
 from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language.declarations import Declarations
-from kcpgen.language.syntax import Expr, Name, Node, Product, Span
+from kcpgen.language.syntax import Expr, Name, Product, Span, operands
 
 Place = Literal["update", "readout", "rewrite"]
 
 
-def nodes(expr: Node) -> Iterator[Node]:
+def nodes(expr: Expr) -> Iterator[Expr]:
     """The expression and every expression below it, from left to right."""
     yield expr
-    for field in fields(expr):
-        if isinstance(operand := getattr(expr, field.name), Node):
-            yield from nodes(operand)
+    for operand in operands(expr):
+        yield from nodes(operand)
 
 
 def reads(expr: Expr) -> Iterator[Name]:

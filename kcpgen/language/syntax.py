@@ -119,3 +119,16 @@ class Call(Node):
 Expr: TypeAlias = (
     Number | Name | Identity | Negative | Sum | Difference | Product | Hadamard | Quotient | Transpose | Call
 )
+
+
+def operands(expr: Expr) -> tuple[Expr, ...]:
+    """The expressions directly below this one, from left to right."""
+    match expr:
+        case Number() | Name() | Identity():
+            return ()
+        case Negative() | Transpose():
+            return (expr.operand,)
+        case Call():
+            return (expr.argument,)
+        case _:
+            return (expr.left, expr.right)

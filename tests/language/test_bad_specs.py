@@ -1,4 +1,7 @@
-"""Every code has a bad spec, every bad spec its whole rendered text. KCPGEN_UPDATE_GOLDEN=1 rewrites the texts for review."""
+"""Every code has a bad spec, every bad spec its whole rendered text.
+
+KCPGEN_UPDATE_GOLDEN=1 rewrites the texts, for review.
+"""
 
 from __future__ import annotations
 
