@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import platform
@@ -57,15 +58,17 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 
 def as_json(op: Op, device: str, comparisons: Iterable[Comparison]) -> str:
+    """A JSON object, a line for each case."""
     cases = [_case(comparison) for comparison in comparisons]
-    report = {
+    about = {
         "op": op.name,
-        "generated": stamp_of(op.directory),
+        "generated_sha256": digest(op.directory),
         "machine": machine(device),
         "ok": all(case["ok"] for case in cases),
-        "cases": cases,
     }
-    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    lines = ",\n".join("  " + json.dumps(case, allow_nan=False) for case in cases)
+    return f'{head},\n "cases": [\n{lines}\n ]\n}}\n'
 
 
 def _case(comparison: Comparison) -> dict[str, Any]:
@@ -112,12 +115,12 @@ def _triton_version() -> str:
     return str(triton.__version__)
 
 
-def stamp_of(directory: Path) -> dict[str, str]:
-    """Header of each generated file: with it, figures can be traced to the source they belong to."""
-    return {
-        path.name: path.read_text(encoding="utf-8").splitlines()[2].removeprefix("# ")
-        for path in sorted(directory.glob("*.py"))
-    }
+def digest(directory: Path) -> str:
+    """Of every generated file: with it, figures can be traced to the source they belong to."""
+    found = hashlib.sha256()
+    for path in sorted(directory.glob("*.py")):
+        found.update(f"{path.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def say(line: str) -> None:
