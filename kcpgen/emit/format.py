@@ -1,4 +1,4 @@
-"""Generated source laid out by ruff, pinned to one version, so that templates need not care about line breaks."""
+"""Generated source laid out by ruff, pinned to one version: templates need not care about line breaks or imports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 LINE_LENGTH = 120
-_COMMAND = [sys.executable, "-m", "ruff", "format", "--isolated", "--no-cache"]
-_OPTIONS = [f"--line-length={LINE_LENGTH}", "--target-version=py310"]
+_OPTIONS = ["--isolated", "--no-cache", f"--line-length={LINE_LENGTH}", "--target-version=py310"]
 
 
 class UnformattableError(Exception):
@@ -18,13 +17,24 @@ class UnformattableError(Exception):
 
 
 def format_sources(sources: Mapping[str, str]) -> dict[str, str]:
-    """The same files, formatted; one ruff process for all of them. Raises UnformattableError with ruff's message."""
+    """The same files, without unused imports and formatted. Raises UnformattableError with ruff's message."""
     with tempfile.TemporaryDirectory(prefix="kcpgen-") as scratch:
         for name, text in sources.items():
             path = Path(scratch, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
-        ran = subprocess.run([*_COMMAND, *_OPTIONS, "."], cwd=scratch, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise UnformattableError(f"generated text is not Python:\n{ran.stderr.strip()}")
+        _ruff("check", "--select=F401", "--fix", directory=scratch)
+        _ruff("format", directory=scratch)
         return {name: Path(scratch, name).read_text(encoding="utf-8") for name in sources}
+
+
+def _ruff(command: str, *options: str, directory: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ruff", command, *_OPTIONS, *options, "."],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        raise UnformattableError(f"generated text is not Python:\n{(ran.stdout + ran.stderr).strip()}")
