@@ -49,9 +49,10 @@ def build(specs: tuple[Path, ...], output: Path, check: bool) -> None:
 @click.option("--latex", "form", flag_value="latex", help="As LaTeX.")
 @click.option("--json", "form", flag_value="json", help="As JSON.")
 def derive(spec: Path, form: str | None) -> None:
-    """Show how SPEC becomes its chunkwise form, with the proof that the two agree."""
-    (text,) = _each((spec,), lambda path: _derivation(path, form or "text"))
-    click.echo(text)
+    """Show how SPEC becomes its chunkwise form, with the proof that the two agree; exits with 1 if they do not."""
+    ((text, proved),) = _each((spec,), lambda path: _derivation(path, form or "text"))
+    click.echo(text, nl=False)
+    sys.exit(0 if proved else 1)
 
 
 @main.command()
@@ -83,14 +84,17 @@ def _compile(path: Path, output: Path) -> Package:
     return compile_spec(path, output)
 
 
-def _derivation(path: Path, form: str) -> str:
+def _derivation(path: Path, form: str) -> tuple[str, bool]:
     from kcpgen.derivation import show
     from kcpgen.derivation.chunk_form import derive_chunk_form
     from kcpgen.derivation.normal_form import derive_normal_form
+    from kcpgen.derivation.proof import prove
     from kcpgen.language import load
 
     chunk_form = derive_chunk_form(derive_normal_form(load(path)))
-    return {"text": show.to_text, "latex": show.to_latex, "json": show.to_json}[form](chunk_form)
+    proof = prove(chunk_form)
+    write = {"text": show.to_text, "latex": show.to_latex, "json": show.to_json}[form]
+    return write(chunk_form, proof), proof.holds
 
 
 def _each(specs: tuple[Path, ...], action: Callable[[Path], T]) -> tuple[T, ...]:
@@ -103,17 +107,10 @@ def _each(specs: tuple[Path, ...], action: Callable[[Path], T]) -> tuple[T, ...]
             results.append(action(path))
         except SpecError as error:
             faults.append(str(error))
-        except (OSError, UnicodeDecodeError) as error:
-            faults.append(_unreadable(path, error))
     if faults:
         click.echo("\n".join(faults), err=True, nl=False)
         sys.exit(1)
     return tuple(results)
-
-
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
-    reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason} at byte {error.start})"
-    return f"error: cannot read {path}: {reason}\n"
 
 
 def _reject_twins(packages: tuple[Package, ...]) -> None:

@@ -58,7 +58,7 @@ def make_inputs(op: Op, case: Case, device: str) -> Inputs:
         tokens={name: leaf(x, precise if name in decays else data) for name, x in draw.tokens().items()},
         params={name: leaf(x, precise) for name, x in draw.params().items()},
         initial_state=leaf(draw.state(), precise) if case.initial_state else None,
-        keywords={**dict.fromkeys(op.constants_always_read, 0.5), **case.keywords},
+        keywords=case.keywords,
         d_output=draw.output().to(device=device, dtype=data) if case.loss != "state" else None,
         d_state=draw.state().to(device=device, dtype=precise) if case.loss != "output" else None,
     )
@@ -184,9 +184,8 @@ def _decayed_norm(op: Op, signs: Mapping[str, float]) -> float:
         label="sign", backend="naive", tokens=16, heads=1, value_heads=1, key_width=8, value_width=8, gates="zero"
     )
     draw = _Draw(op, case, signs)
-    constants = dict.fromkeys(op.constants_always_read, 0.5)
     silent = {name: torch.zeros_like(x) if op.axis(name) == "V" else x for name, x in draw.tokens().items()}
-    _, state = op.naive(**silent, **draw.params(), **constants, initial_state=draw.state(), output_final_state=True)
+    _, state = op.naive(**silent, **draw.params(), initial_state=draw.state(), output_final_state=True)
     assert state is not None
     return float(state.norm())
 

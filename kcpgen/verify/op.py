@@ -43,10 +43,6 @@ class Op:
         """A vector over the key axis that is read, written or erased, not a decay."""
         return name in self.signature.inputs and self.axis(name) == "K" and name not in self.description.log_decays
 
-    @property
-    def constants_always_read(self) -> tuple[str, ...]:
-        return tuple(name for name in self.signature.constants if name in self.signature.always)
-
     def params_read(self, keywords: Mapping[str, bool | float]) -> tuple[str, ...]:
         """The parameters that a call with these keywords needs."""
         reads = set(self.signature.always)
