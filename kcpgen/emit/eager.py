@@ -90,13 +90,12 @@ def emit_eager(form: ChunkForm) -> Mapping[str, str]:
         options=arguments.option_lines(spec, lambda rewrite: _rewrite(spec, rewrite)),
         operands=[{"name": operand.name, "value": _spread(spec, operand)} for operand in operands],
         operand_names=[operand.name for operand in operands],
-        decay=_decay_kind(normal),
-        exclusive=any(not normal.terms[i].erase_reads_decayed for i in normal.erasing),
+        decays=normal.decay is not None,
+        exclusive=any(_exclusive(normal, i) for i in normal.erasing),
         preparation=list(_preparation(normal, schedule)),
         independent=[rows.equation(derived, decays=normal.decay is not None) for derived in schedule.independent],
         waiting=[rows.equation(derived, decays=normal.decay is not None) for derived in schedule.waiting],
         step_operands=[rows.variable(factor) for factor in schedule.operands],
-        solves=bool(normal.erasing),
         torch_functions=sorted(functions & {"sigmoid", "sqrt"}),
         runtime_functions=sorted(functions & {"exp", "softplus"} | ({"exp"} if normal.decay else set())),
     )
@@ -111,10 +110,9 @@ def _factors(derived: Equation) -> set[Factor]:
     return {_plain(factor) for term in derived.terms for factor in term.factors}
 
 
-def _decay_kind(normal: NormalForm) -> str:
-    if normal.decay is None:
-        return "none"
-    return "channel" if normal.decay.axis else "head"
+def _exclusive(normal: NormalForm, i: int) -> bool:
+    """Whether an erase reads a state that still has its token's decay before it."""
+    return normal.decay is not None and not normal.terms[i].erase_reads_decayed
 
 
 def _operands(normal: NormalForm) -> Iterator[Operand]:
@@ -139,18 +137,14 @@ def _spread(spec: Spec, operand: Operand) -> str:
 
 def _preparation(normal: NormalForm, schedule: Schedule) -> Iterator[str]:
     """Statements that form the given block quantities from the operands."""
-    decays = normal.decay is not None
     given = schedule.given
     for factor in given:
         if factor.name in ("q_in", "a_in", "w_out", "decay_out"):
             yield _decayed(normal, factor)
     for factor in _scores(normal, given):
-        row, exclusive = _score_row(normal, factor)
-        logs = f", {'X' if exclusive else 'G'}, G" if decays else ""
-        mask = "causal" if factor.name == "A" else "causal.tril(-1)"
-        yield f"{rows.variable(factor)} = _scores({row}, write_{factor.index[-1]}{logs}, {mask})"
+        yield f"{rows.variable(factor)} = {_score(normal, factor)}"
     if normal.erasing:
-        yield f"{_blocks(normal, 'T')} = _inverse({_blocks(normal, 'L')})"
+        yield f"{_blocks(normal, 'T')} = runtime.inverse({_blocks(normal, 'L')})"
 
 
 def _scores(normal: NormalForm, given: tuple[Factor, ...]) -> list[Factor]:
@@ -160,19 +154,22 @@ def _scores(normal: NormalForm, given: tuple[Factor, ...]) -> list[Factor]:
     return sorted({*named, *solved}, key=lambda factor: (factor.name, factor.index))
 
 
-def _score_row(normal: NormalForm, factor: Factor) -> tuple[str, bool]:
+def _score(normal: NormalForm, factor: Factor) -> str:
+    write = f"write_{factor.index[-1]}"
+    decayed = normal.decay is not None
     if factor.name == "A":
-        return "read", False
-    return f"erase_{factor.index[0]}", not normal.terms[factor.index[0]].erase_reads_decayed
+        return f"runtime.scores(read, {write}{', D' if decayed else ''})"
+    i = factor.index[0]
+    sums = f", {'E' if _exclusive(normal, i) else 'D'}" if decayed else ""
+    return f"runtime.scores(erase_{i}, {write}{sums}).tril(-1)"
 
 
 def _decayed(normal: NormalForm, factor: Factor) -> str:
-    exclusive = factor.name == "a_in" and not normal.terms[factor.index[0]].erase_reads_decayed
-    from_start = "exp(X)" if exclusive else "exp(G)"
+    i = factor.index[0] if factor.index else 0
     source, decay = {
-        "q_in": ("read", from_start),
-        "a_in": (f"erase_{factor.index[0] if factor.index else 0}", from_start),
-        "w_out": (f"write_{factor.index[0] if factor.index else 0}", "exp(G[..., -1:, :] - G)"),
+        "q_in": ("read", "exp(G)"),
+        "a_in": (f"erase_{i}", "exp(X)" if _exclusive(normal, i) else "exp(G)"),
+        "w_out": (f"write_{i}", "exp(R)"),
         "decay_out": ("", "exp(G[..., -1:, :]).mT"),
     }[factor.name]
     value = " * ".join(filter(None, [decay if normal.decay else "", source]))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Recurrence = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
+from kcpgen.runtime.functions import compute_dtype, without_autocast
+
+__all__ = ["by_sequence", "compute_dtype", "host_offsets", "without_autocast"]
+
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
 
 
 def host_offsets(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
@@ -18,14 +23,22 @@ def host_offsets(cu_seqlens: Tensor | Sequence[int]) -> tuple[int, ...]:
 
 
 def by_sequence(
-    recurrence: Recurrence, state: Tensor, tokens: Sequence[Tensor], cu_seqlens: Tensor | Sequence[int] | None
+    recurrence: Recurrence,
+    state: Tensor,
+    tokens: Sequence[Tensor],
+    cu_seqlens: Tensor | Sequence[int] | None,
+    /,
+    **shared: Any,
 ) -> tuple[Tensor, Tensor]:
-    """(o, final state) of `recurrence(state, tokens)`: a batch of rows at once, or a packed row's sequences in turn.
+    """(o, final state) of `recurrence(state, tokens, **shared)`: rows of a batch at once, packed sequences in turn.
 
     state: [N, ...], one per row of the batch or per sequence. tokens: tensors [B, T, ...]; o: [B, T, ...].
     """
     if cu_seqlens is None:
-        return recurrence(state, tokens)
+        return recurrence(state, tokens, **shared)
     offsets = host_offsets(cu_seqlens)
-    parts = [recurrence(state[n : n + 1], [x[:, a:b] for x in tokens]) for n, (a, b) in enumerate(pairwise(offsets))]
+    parts = [
+        recurrence(state[n : n + 1], [x[:, begin:end] for x in tokens], **shared)
+        for n, (begin, end) in enumerate(pairwise(offsets))
+    ]
     return torch.cat([o for o, _ in parts], dim=1), torch.cat([last for _, last in parts])
