@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kcpgen.derivation.chunk_form import ChunkForm, derive_chunk_form
 from kcpgen.derivation.normal_form import NormalForm, derive_normal_form
+from kcpgen.emit.collisions import check_collisions
 from kcpgen.emit.description import emit_description
 from kcpgen.emit.format import format_sources
 from kcpgen.emit.package import Package
@@ -28,10 +29,17 @@ from kcpgen.spec import Spec
 def compile_spec(path: Path, output: Path) -> Package:
     """The package that `output/<op>/` should hold. Raises SpecError with every fault of the stage that finds one."""
     spec: Spec = replace(load(path), path=stamped_path(path, output))
+    sources: Mapping[str, str] = emit(spec)
+    check_collisions(spec, emit)
+    return package(spec, sources, output)
+
+
+def emit(spec: Spec) -> Mapping[str, str]:
+    """The text of every generated file, neither tidied nor stamped yet."""
     normal_form: NormalForm = derive_normal_form(spec)
     chunk_form: ChunkForm = derive_chunk_form(normal_form)
     plan: KernelPlan = make_plan(chunk_form)
-    sources: Mapping[str, str] = {
+    return {
         **emit_naive(spec),  # straight from the parsed equation: a witness independent of the derivation
         **emit_eager(chunk_form),
         **emit_triton(plan),
@@ -39,7 +47,6 @@ def compile_spec(path: Path, output: Path) -> Package:
         **emit_description(normal_form),
         **emit_init(spec),
     }
-    return package(spec, sources, output)
 
 
 def package(spec: Spec, sources: Mapping[str, str], output: Path) -> Package:

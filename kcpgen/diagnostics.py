@@ -53,6 +53,7 @@ CODES = {
     "KCP121": "a result of the wrong shape",
     "KCP122": "a shape that cannot be declared, or a dimension no input has",
     "KCP123": "a promise that cannot be made",
+    "KCP124": "a name that the code generated for the spec uses for something else",
 }
 
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kcpgen.compiler import compile_spec
 from kcpgen.derivation.faults import DERIVATION_CODES
-from kcpgen.derivation.normal_form import derive_normal_form
 from kcpgen.diagnostics import CODES, SpecError
-from kcpgen.language import load
 from kcpgen.language.limits import MAX_BYTES
 
 BAD_SPECS = Path(__file__).parent.parent / "bad_specs"
@@ -23,7 +22,7 @@ SPECS = sorted(path.stem for path in BAD_SPECS.glob("*.kcp"))
 
 def rendered(path: str) -> str:
     with pytest.raises(SpecError) as rejected:
-        derive_normal_form(load(path))
+        compile_spec(Path(path), Path("generated"))
     return str(rejected.value)
 
 
