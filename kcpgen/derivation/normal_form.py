@@ -62,9 +62,9 @@ def derive_normal_form(spec: Spec) -> NormalForm:
     Raises SpecError with every fault of update and readout: not affine in the state, a decay that is no exponential of
     declared log decays, nothing written, a readout that is not S[t]^T times a key vector.
     """
-    found = [faults.readout_before(node) for node in walk(spec.readout) if isinstance(node, Name) and node.offset < 0]
-    decay, terms = _update(spec, found)
+    found: list[Diagnostic] = []
     read = _read(spec, found)
+    decay, terms = _update(spec, found)
     if found:
         raise SpecError(found, spec.text)
     return NormalForm(spec=spec, decay=decay, terms=terms, read=read)
@@ -74,7 +74,7 @@ def _update(spec: Spec, found: list[Diagnostic]) -> tuple[Decay | None, tuple[Te
     lowering = Lowering(spec)
     words = lowering.words(spec.update)
     found += lowering.diagnostics
-    if found:  # a part that was refused is missing from the words: what follows would blame its absence
+    if lowering.diagnostics:  # a part that was refused is missing from the words: what follows would blame its absence
         return None, ()
     decay = decay_of(spec, words)
     if isinstance(decay, Diagnostic):
@@ -111,6 +111,9 @@ def _term(write: sympy.Expr, parts: list[Part], decay: Decay | None) -> Term:
 
 def _read(spec: Spec, found: list[Diagnostic]) -> sympy.Expr:
     """The key vector q of o = S[t]^T q."""
+    found += [faults.readout_before(node) for node in walk(spec.readout) if isinstance(node, Name) and node.offset < 0]
+    if found:
+        return sympy.S.Zero
     lowering = Lowering(spec, value_side=faults.output_scaled)
     parts = [contract(word) for word in lowering.words(spec.readout)]
     found += lowering.diagnostics

@@ -45,8 +45,8 @@ class RowSum(sympy.Function):
         raise TypeError("differentiate through kcpgen.tokenwise.adjoint: a reduction is a scalar of its own")
 
     def _latex(self, printer: Any, exp: str | None = None) -> str:
-        body = rf"\Big\langle {printer._print(self.args[0])} \Big\rangle_{{{self.args[1].name}}}"
-        return body if exp is None else rf"{body}^{{{exp}}}"
+        power = "" if exp is None else f"^{{{exp}}}"
+        return rf"\operatorname{{sum}}_{{{self.args[1].name}}}{power}\left({printer._print(self.args[0])}\right)"
 
 
 FUNCTIONS = {"exp": sympy.exp, "sigmoid": sigmoid, "softplus": softplus, "sqrt": sympy.sqrt}

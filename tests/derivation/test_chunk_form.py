@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import witness
-from made_specs import examples
+from made_specs import examples, spec_of
 
 from kcpgen.derivation import derive_chunk_form, derive_normal_form
 from kcpgen.derivation.chunk_form import ChunkForm, Equation, Monomial
@@ -124,3 +124,29 @@ def put_in(word: Monomial, known: dict[str, tuple[Monomial, ...]]) -> list[Monom
             inside = [term.T if f.transposed else term for term in terms]
             return [Monomial(sign=word.sign * t.sign, factors=(*before, *t.factors, *after)) for t in inside]
     return [word]
+
+
+def test_the_gradient_of_the_log_decay() -> None:
+    """dg from products of vectors and their gradients alone, the formula that kernels use.
+
+    Each vector here serves one purpose, so that its input's gradient is that of a read, a write or an erase;
+    `a` is read after the decay, `c` before it.
+    """
+    spec = spec_of("Diag(exp(g)) S[t-1] + b (w - (Diag(exp(g)) S[t-1])^T a)^T + p (S[t-1]^T c)^T + k v^T")
+    form = derive_chunk_form(derive_normal_form(spec))
+    values = witness.random_inputs(spec, TOKENS)
+    S = torch.randn(witness.SIZES["K"], witness.SIZES["V"], dtype=torch.float64)
+    out, S_next = witness.recurrence(spec, values, S)
+    dO, dS_next = torch.randn_like(out), torch.randn_like(S_next)
+    names = [given.name for given in spec.inputs]
+    found = torch.autograd.grad((out * dO).sum() + (S_next * dS_next).sum(), [values[name] for name in names])
+    share = {name: (values[name] * gradient).detach() for name, gradient in zip(names, found, strict=True)}
+
+    blocks = witness.forward(form, values, S) | {"dO": dO, "dS_next": dS_next}
+    witness.run((*form.reverse_scan, *form.gradients), blocks)
+    dG = share["q"] - share["k"] - share["b"] - share["p"] + share["a"]
+    dX = share["c"]
+    leaving = [blocks[f"w_out[{j}]"] * blocks[f"dw_out[{j}]"] for j in range(3)]
+    dG[-1] += torch.cat(leaving).sum(0).detach() + (blocks["decay_out"] * blocks["ddecay_out"]).sum(1).detach()
+    suffix = lambda x: x.flip(0).cumsum(0).flip(0)  # noqa: E731
+    assert error(suffix(dG) + suffix(dX) - dX, found[names.index("g")]) < 1e-12

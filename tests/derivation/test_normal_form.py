@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from made_specs import THREE_TERMS, TWO_FACTORS, shipped, spec_of
 
 from kcpgen.derivation.normal_form import NormalForm, derive_normal_form
 from kcpgen.diagnostics import SpecError
-from kcpgen.language.syntax import Name, Product, Transpose
 
 # decay, then per term: write, value, erase, "decayed" when the erase reads the decayed state
 EXPECTED = {
@@ -140,11 +137,13 @@ def test_readout_may_combine_reads() -> None:
     assert str(nf.read) == "b*f*p + q*scale"
 
 
-def test_a_readout_of_the_old_state_is_named_as_unsupported() -> None:
-    """The language refuses it already; a spec built by other means gets the same answer."""
-    spec = spec_of("S[t-1] + k v^T")
-    span = spec.readout.span
-    state, query = Name(span=span, name="S", offset=-1), Name(span=span, name="q", offset=0)
-    readout = Product(span=span, left=Transpose(span=span, operand=state), right=query)
+@pytest.mark.parametrize("readout", ["scale S[t-1]^T q", "scale (S[t-1] + Diag(b) k v^T)^T q"])
+def test_a_readout_of_the_old_state_is_named_as_unsupported(readout: str) -> None:
+    assert faults("S[t-1] + k v^T", readout) == [("KCP207", "S[t-1]")]
     with pytest.raises(SpecError, match="not supported yet"):
-        derive_normal_form(replace(spec, readout=readout))
+        derive_normal_form(spec_of("S[t-1] + k v^T", readout))
+
+
+def test_a_readout_of_the_old_state_hides_no_fault_of_the_update() -> None:
+    found = faults("(1 - f) S[t-1] + k v^T", "scale S[t-1]^T q")
+    assert found == [("KCP203", "(1 - f)"), ("KCP207", "S[t-1]")]
