@@ -111,6 +111,8 @@ def check(text: str) -> None:
 @example("S[t] = " + "k " * 5000)
 @example("k[" * 3000)
 @example("S[t] = " + "9" * 6000)
+@example("S[t] = 1e" + "9" * 6000)
+@example("S[t] = 1e-99999999 k")
 @example("op " + "x" * 9000)
 @example("option " * 2000)
 @example("\n" * 10000 + "x")
@@ -160,17 +162,10 @@ def expressions() -> st.SearchStrategy[str]:
     atoms = st.sampled_from(["k", "k[t]", "S[t-1]", "β", "I", "2", "0.5", "1e-20", "3e30", "1234567000000", "scale"])
 
     def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        pairs = st.tuples(
-            inner, st.sampled_from([" ", " * ", " .* ", " ⊙ ", " / ", " + ", " - ", " + -", " * -"]), inner
-        )
-        return (
-            pairs.map("".join)
-            | inner.map("({})".format)
-            | inner.map("({})^T".format)
-            | inner.map("exp({})".format)
-            | inner.map("-{}".format)
-            | inner.map("{}ᵀ".format)
-        )
+        operators = st.sampled_from([" ", " * ", " .* ", " ⊙ ", " / ", " + ", " - ", " + -", " * -"])
+        pairs = st.tuples(inner, operators, inner).map("".join)
+        wrapped = st.sampled_from(["({})", "({})^T", "exp({})", "-{}", "{}ᵀ"])
+        return pairs | pairs.map("({})".format) | st.tuples(wrapped, inner).map(lambda pair: pair[0].format(pair[1]))
 
     return st.recursive(atoms, grow, max_leaves=12)
 
