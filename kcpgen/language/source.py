@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from kcpgen.language.limits import MAX_BYTES
 from kcpgen.language.syntax import Span
 
 _MAX_INVISIBLE = 10
+_UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # a path ends in a comment of generated code
 
 
 def read(path: str | Path) -> str:
     """The text of a spec file. Raises SpecError when it cannot be read as one."""
     shown = str(path)
     try:
+        if any(unicodedata.category(character) in _UNPRINTABLE for character in os.path.abspath(shown)):
+            raise _whole_file("KCP001", "the file's path contains control characters", repr(shown))
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -44,6 +44,15 @@ def test_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
     compare("kcp001_missing_file", rendered("no_such_file.kcp"))
 
 
+@pytest.mark.parametrize("path", ["a\nimport os\n#.kcp", "a\0.kcp", "a\u2028.kcp", "a\ud800.kcp"])
+def test_path_that_no_comment_can_carry(path: str) -> None:
+    assert rendered(path).startswith("error[KCP001]")
+
+
+def test_directory(tmp_path: Path) -> None:
+    assert rendered(str(tmp_path)).startswith("error[KCP001]")
+
+
 def test_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("huge.kcp").write_text("# " + "x" * MAX_BYTES, encoding="utf-8")
