@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from kcpgen.derivation.words import STATES, Kind, Letter, Word
+from kcpgen.derivation.letters import STATES, Kind, Letter, Word
 from kcpgen.tokenwise import row_sum
 
 

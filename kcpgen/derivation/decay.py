@@ -8,7 +8,8 @@ import sympy
 
 from kcpgen.derivation import faults
 from kcpgen.derivation.contract import contract
-from kcpgen.derivation.words import STATES, Word, smallest_around, walk
+from kcpgen.derivation.letters import STATES, Word
+from kcpgen.derivation.tree import smallest_around, walk
 from kcpgen.diagnostics import Diagnostic
 from kcpgen.language.syntax import Call, Expr, Name
 from kcpgen.spec import Spec

@@ -15,6 +15,7 @@ DERIVATION_CODES = {
     "KCP206": "the readout is not a read of the new state by one key vector",
     "KCP207": "the readout reads the state before the update",
     "KCP208": "not an elementwise expression of one token",
+    "KCP209": "something written that cancels out",
 }
 
 
@@ -98,6 +99,17 @@ def readout_form(node: Node, found: str) -> Diagnostic:
 
 def output_scaled(node: Node) -> Diagnostic:
     return readout_form(node, "this acts on the output, after the read")
+
+
+def cancelled(node: Node, what: str) -> Diagnostic:
+    return Diagnostic(
+        code="KCP209",
+        message=f"{what} cancels out of the recurrence",
+        span=node.span,
+        label="what is left does not depend on it",
+        notes=("a generated op would take an argument, and return a gradient, for nothing",),
+        hints=("simplify the equation and drop what it does not need",),
+    )
 
 
 def readout_before(node: Node) -> Diagnostic:

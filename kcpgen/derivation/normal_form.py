@@ -17,11 +17,13 @@ import sympy
 from kcpgen.derivation import faults
 from kcpgen.derivation.contract import Part, contract
 from kcpgen.derivation.decay import Decay, decay_of, undecayed
-from kcpgen.derivation.words import Lowering, Word, walk
+from kcpgen.derivation.letters import Word
+from kcpgen.derivation.tree import walk
+from kcpgen.derivation.words import Lowering
 from kcpgen.diagnostics import Diagnostic, SpecError
 from kcpgen.language.syntax import Name
 from kcpgen.spec import Spec
-from kcpgen.tokenwise import split_scalar
+from kcpgen.tokenwise import axis_of, names, split_scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,12 @@ def derive_normal_form(spec: Spec) -> NormalForm:
     found: list[Diagnostic] = []
     read = _read(spec, found)
     decay, terms = _update(spec, found)
+    if not found:
+        form = NormalForm(spec=spec, decay=decay, terms=terms, read=read)
+        found += _cancelled(form)
     if found:
         raise SpecError(found, spec.text)
-    return NormalForm(spec=spec, decay=decay, terms=terms, read=read)
+    return form
 
 
 def _update(spec: Spec, found: list[Diagnostic]) -> tuple[Decay | None, tuple[Term, ...]]:
@@ -107,6 +112,19 @@ def _term(write: sympy.Expr, parts: list[Part], decay: Decay | None) -> Term:
         erase=erase if stripped is None else stripped,
         erase_reads_decayed=stripped is not None,
     )
+
+
+def _cancelled(form: NormalForm) -> list[Diagnostic]:
+    """Inputs that are written but have no part in the normal form, and vectors of which a scalar is left."""
+    spec = form.spec
+    vectors = [form.read, *(e for term in form.terms for e in (term.write, term.value, term.erase) if e != 0)]
+    kept = {name for e in (*vectors, *([form.decay.log] if form.decay else [])) for name in names(e)}
+    written = [node for root in (spec.update, spec.readout) for node in walk(root) if isinstance(node, Name)]
+    lost = {node.name: node for node in reversed(written) if node.name not in kept | {spec.state}}
+    faulty = [faults.cancelled(node, f"`{name}`") for name, node in sorted(lost.items())]
+    if not faulty and not all(axis_of(vector, spec.axes) for vector in vectors):
+        faulty.append(faults.cancelled(spec.update, "a vector's axis"))
+    return faulty
 
 
 def _read(spec: Spec, found: list[Diagnostic]) -> sympy.Expr:

@@ -15,8 +15,9 @@ from sympy.polys.rings import ring
 
 from kcpgen.derivation.blocks import Factor
 from kcpgen.derivation.chunk_form import ChunkForm
+from kcpgen.derivation.elements import Elements, Sizes
 from kcpgen.derivation.polynomial import MASKS, Element, Matrix, evaluated, nilpotent_inverse, total, value_of
-from kcpgen.derivation.unroll import Elements, Sizes, operands, recurrence
+from kcpgen.derivation.unroll import operands, recurrence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,133 +1,20 @@
 """The recurrence of a spec over a few tokens, as polynomials in the elements of its inputs.
 
-Two readings of one spec, which the proof compares: the update walked as it is written, and the operands of a chunk from
-the normal form. A function of a polynomial (exp, sigmoid ...) counts as a symbol of its own, so that decays multiply as
-monomials; roots and quotients are powers of r = x^(-1/2), of which r^2 x = 1 is kept as a relation.
+Two readings of one spec, which the proof compares: the equations walked as they are written, and the operands of a
+chunk from the normal form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sympy
-from sympy.polys.rings import sring
-
+from kcpgen.derivation.elements import Elements, decay_factor, inverse_of, local_axis, local_part
 from kcpgen.derivation.normal_form import NormalForm
 from kcpgen.derivation.polynomial import MASKS, Element, Matrix, product, total
-from kcpgen.derivation.words import children
 from kcpgen.language.syntax import Difference, Expr, Hadamard, Name, Negative, Product, Quotient, Sum, Transpose
 from kcpgen.spec import Spec
-from kcpgen.tokenwise import Local, NotLocal, RowSum, evaluate, symbol
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How many tokens, key channels and value channels."""
-
-    tokens: int
-    key: int
-    value: int
-
-    def of(self, axis: str) -> int:
-        return {"K": self.key, "V": self.value}.get(axis, 1)
-
-
-class Elements:
-    """Token-local expressions of a normal form and its spec, element by element in one polynomial ring."""
-
-    def __init__(self, form: NormalForm, sizes: Sizes) -> None:
-        self.sizes = sizes
-        self._per_token = {given.name for given in form.spec.inputs}
-        self._roots: dict[sympy.Expr, sympy.Symbol] = {}  # x -> r
-        self._axes = form.spec.axes
-        wanted = dict.fromkeys([*_normal_vectors(form), *_written_vectors(form.spec)])
-        lists = {(e, axis, t): self._list(e, axis, t) for e, axis in wanted for t in range(sizes.tokens)}
-        state = [symbol(f"{form.spec.state}_{k}_{v}") for k in range(sizes.key) for v in range(sizes.value)]
-        relations = [root**2 * base - 1 for base, root in self._roots.items()]
-        ring, polynomials = sring([*relations, *state, *(element for each in lists.values() for element in each)])
-        flat = iter(polynomials)
-        self.relations = [next(flat) for _ in relations]
-        self.one: Element = ring.one
-        self.state = Matrix.of(sizes.key, sizes.value, lambda i, j: next(flat))
-        self._known = {key: [next(flat) for _ in each] for key, each in lists.items()}
-
-    def vector(self, expr: sympy.Expr, axis: str, t: int) -> list[Element]:
-        return self._known[expr, axis, t]
-
-    def stacked(self, expr: sympy.Expr, axis: str) -> Matrix:
-        """[tokens, axis]"""
-        rows = [self.vector(expr, axis, t) for t in range(self.sizes.tokens)]
-        return Matrix(tuple(tuple(row) for row in rows))
-
-    def _list(self, expr: sympy.Expr, axis: str, t: int) -> list[sympy.Expr]:
-        return [self._element(expr, t, i) for i in range(self.sizes.of(axis))]
-
-    def _element(self, expr: sympy.Expr, t: int, i: int) -> sympy.Expr:
-        if isinstance(expr, RowSum):
-            inner, axis = expr.args
-            return sympy.Add(*(self._element(inner, t, n) for n in range(self.sizes.of(axis.name))))
-        if isinstance(expr, sympy.Symbol):
-            token = f"_{t}" if expr.name in self._per_token else ""
-            return symbol(f"{expr.name}{token}_{i}" if self._axes[expr.name] else f"{expr.name}{token}")
-        if isinstance(expr, sympy.Pow):
-            return self._power(self._element(expr.base, t, i), expr.exp)
-        return expr.func(*(self._element(argument, t, i) for argument in expr.args)) if expr.args else expr
-
-    def _power(self, base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
-        """x^e by powers of x and r: x^(-n/2) = r^n, sqrt(x) = x r."""
-        halves = 2 * exponent
-        if (exponent.is_Integer and exponent > 0) or not halves.is_Integer:
-            return base**exponent
-        base = sympy.expand(base)
-        root = self._roots.setdefault(base, sympy.Symbol(f"#root{len(self._roots)}"))
-        return root**-halves if halves < 0 else base ** ((halves + 1) / 2) * root
-
-
-def _normal_vectors(form: NormalForm) -> Iterator[tuple[sympy.Expr, str]]:
-    yield form.read, "K"
-    yield _decay(form), "K"
-    for term in form.terms:
-        yield from ((term.write, "K"), (term.erase, "K"), (term.value, "V"))
-
-
-def _decay(form: NormalForm) -> sympy.Expr:
-    return sympy.S.One if form.decay is None else sympy.exp(form.decay.log)
-
-
-def _written_vectors(spec: Spec) -> Iterator[tuple[sympy.Expr, str]]:
-    for root in (spec.update, spec.readout):
-        yield from ((local.value, _axis(local)) for local in _pieces(root, spec))
-
-
-def _pieces(expr: Expr, spec: Spec) -> Iterator[Local]:
-    """The largest token-local parts of an equation; a divisor as its inverse."""
-    local = _local(expr, spec)
-    if local is not None:
-        yield local
-    elif isinstance(expr, Quotient):
-        yield from _pieces(expr.left, spec)
-        yield _inverse(expr.right, spec)
-    else:
-        for child in children(expr):
-            yield from _pieces(child, spec)
-
-
-def _local(expr: Expr, spec: Spec) -> Local | None:
-    try:
-        return evaluate(expr, spec)
-    except NotLocal:
-        return None
-
-
-def _inverse(expr: Expr, spec: Spec) -> Local:
-    divisor = evaluate(expr, spec)
-    return Local(value=1 / divisor.value, shape=divisor.shape)
-
-
-def _axis(local: Local) -> str:
-    rows, columns = local.shape
-    return rows if rows != "1" else columns if columns != "1" else ""
+from kcpgen.tokenwise import Local
 
 
 def recurrence(spec: Spec, elements: Elements) -> tuple[Matrix, Matrix]:
@@ -149,7 +36,7 @@ class _Walk:
     state: Matrix
 
     def matrix(self, expr: Expr) -> Matrix:
-        local = _local(expr, self.spec)
+        local = local_part(expr, self.spec)
         if local is not None:
             return self._written(local)
         match expr:
@@ -168,12 +55,12 @@ class _Walk:
             case Hadamard():
                 return _elementwise(self.matrix(expr.left), self.matrix(expr.right))
             case Quotient():
-                return _over(self.matrix(expr.left), self._written(_inverse(expr.right, self.spec)))
+                return _over(self.matrix(expr.left), self._written(inverse_of(expr.right, self.spec)))
             case _:
                 raise TypeError(f"{type(expr).__name__} has no place in a recurrence that has a normal form")
 
     def _written(self, local: Local) -> Matrix:
-        vector = self.elements.vector(local.value, _axis(local), self.t)
+        vector = self.elements.vector(local.value, local_axis(local), self.t)
         if local.diagonal:
             return _diagonal(vector)
         column = Matrix(tuple((element,) for element in vector))
@@ -200,7 +87,7 @@ def _elementwise(left: Matrix, right: Matrix) -> Matrix:
 
 def operands(form: NormalForm, elements: Elements) -> dict[str, Matrix]:
     """What enters the chunk's equations, from the normal form: decayed reads, erases and writes, and the scores."""
-    decays = _Decays(elements.stacked(_decay(form), "K"), elements.one)
+    decays = _Decays(elements.stacked(decay_factor(form), "K"), elements.one)
     tokens, key = elements.sizes.tokens, elements.sizes.key
     read = elements.stacked(form.read, "K")
     blocks = {

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
 import sympy
 
 from kcpgen.derivation import faults
+from kcpgen.derivation.letters import STATES, TRANSPOSED, Kind, Letter, Word
+from kcpgen.derivation.tree import walk
 from kcpgen.diagnostics import Diagnostic
 from kcpgen.language.syntax import (
     SCALAR,
@@ -35,48 +36,6 @@ from kcpgen.spec import Spec
 from kcpgen.tokenwise import Local, NotLocal, evaluate, not_local
 
 Fault: TypeAlias = Callable[[Node], Diagnostic]
-
-
-class Kind(Enum):
-    SCALAR = "c"
-    COLUMN = "x"
-    ROW = "y"
-    DIAGONAL = "d"
-    STATE = "S"
-    STATE_TRANSPOSED = "R"
-
-
-STATES = (Kind.STATE, Kind.STATE_TRANSPOSED)
-TRANSPOSED = {
-    Kind.COLUMN: Kind.ROW,
-    Kind.ROW: Kind.COLUMN,
-    Kind.STATE: Kind.STATE_TRANSPOSED,
-    Kind.STATE_TRANSPOSED: Kind.STATE,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Letter:
-    """A token-local value with its axis, or an occurrence of the state; `position` counts through the source."""
-
-    kind: Kind
-    node: Expr
-    value: sympy.Expr
-    axis: str
-    position: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """A product: a rational coefficient, scalar letters, then matrix letters in their order."""
-
-    coefficient: sympy.Expr
-    scalars: tuple[Letter, ...]
-    letters: tuple[Letter, ...]
-
-    @property
-    def positions(self) -> list[int]:
-        return [letter.position for letter in (*self.letters, *self.scalars)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +107,7 @@ class Lowering:
                 return Polynomial(value=self._write(Kind.STATE, expr, sympy.S.One, ""), shape=shape)
             case Negative():
                 operand = self._lower(expr.operand)
-                return Polynomial(value=-operand.value, shape=operand.shape)
+                return Polynomial(value=sympy.expand_mul(-operand.value), shape=operand.shape)
             case Transpose():
                 return self._transpose(self._lower(expr.operand))
             case Sum() | Difference():
@@ -166,7 +125,7 @@ class Lowering:
 
     def _sum(self, expr: Sum | Difference, left: Polynomial, right: Polynomial) -> Polynomial:
         value = left.value + right.value if isinstance(expr, Sum) else left.value - right.value
-        return Polynomial(value=value, shape=left.shape if left.value != 0 else right.shape)
+        return Polynomial(value=sympy.expand_mul(value), shape=left.shape if left.value != 0 else right.shape)
 
     def _transpose(self, operand: Polynomial) -> Polynomial:
         """Every word reversed, its letters transposed."""
@@ -248,30 +207,3 @@ class Lowering:
     def _fault(self, diagnostic: Diagnostic) -> Polynomial:
         self.diagnostics.append(diagnostic)
         return NOTHING
-
-
-def children(expr: Expr) -> tuple[Expr, ...]:
-    """The direct sub-expressions of a node, in source order."""
-    match expr:
-        case Negative() | Transpose():
-            return (expr.operand,)
-        case Call():
-            return (expr.argument,)
-        case Sum() | Difference() | Product() | Hadamard() | Quotient():
-            return (expr.left, expr.right)
-        case _:
-            return ()
-
-
-def walk(expr: Expr) -> list[Expr]:
-    """The node and everything below it, in source order."""
-    return [expr, *(node for child in children(expr) for node in walk(child))]
-
-
-def smallest_around(root: Expr, nodes: list[Expr]) -> Expr:
-    """The smallest sub-expression of root that contains all the nodes."""
-    for child in children(root):
-        below = walk(child)
-        if all(any(node is inner for inner in below) for node in nodes):
-            return smallest_around(child, nodes)
-    return root

@@ -10,15 +10,14 @@ from sympy.core.symbol import Str
 
 
 def symbol(name: str) -> sympy.Symbol:
-    """The symbol of a declared name. Real, so that sqrt(x**2) and friends behave."""
-    return sympy.Symbol(name, real=True)
+    """The symbol of a declared name. It is not called real: sympy would make abs(x) of sqrt(x**2)."""
+    return sympy.Symbol(name)
 
 
 class sigmoid(sympy.Function):  # noqa: N801 - printed as written in specs
     """1 / (1 + exp(-x))."""
 
     nargs = 1
-    is_real = True
 
     def fdiff(self, argindex: int = 1) -> sympy.Expr:
         x = self.args[0]
@@ -29,7 +28,6 @@ class softplus(sympy.Function):  # noqa: N801
     """log(1 + exp(x)), without overflow."""
 
     nargs = 1
-    is_real = True
 
     def fdiff(self, argindex: int = 1) -> sympy.Expr:
         return sigmoid(self.args[0])
@@ -39,7 +37,7 @@ class RowSum(sympy.Function):
     """RowSum(e, axis): the sum of e over its axis, one scalar per token and head. Made by `row_sum`."""
 
     nargs = 2
-    is_real = True
+    is_commutative = True  # the axis, a name, has no opinion on it
 
     def _eval_derivative(self, s: Any) -> Any:
         raise TypeError("differentiate through kcpgen.tokenwise.adjoint: a reduction is a scalar of its own")

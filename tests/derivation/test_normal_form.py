@@ -69,8 +69,8 @@ def test_two_factors_read_each_other() -> None:
 
 
 def test_cancelled_terms_vanish() -> None:
-    _, terms = summary(derive_normal_form(spec_of("S[t-1] + k v^T + b (S[t-1]^T a)^T - b (S[t-1]^T a)^T")))
-    assert terms == [("k", "v", "0", "")]
+    _, terms = summary(derive_normal_form(spec_of("S[t-1] + k v^T + p (S[t-1]^T k)^T - p (S[t-1]^T k)^T + p v^T")))
+    assert terms == [("k", "v", "0", ""), ("p", "v", "0", "")]
 
 
 def faults(update: str, readout: str = "scale S[t]^T q") -> list[tuple[str, str]]:
@@ -105,6 +105,9 @@ def faults(update: str, readout: str = "scale S[t]^T q") -> list[tuple[str, str]
         ("f S[t-1] + S[t-1] + k v^T", ("KCP203", "f S[t-1] + S[t-1]")),
         ("k (S[t-1]^T k)^T + k v^T", ("KCP204", "k (S[t-1]^T k)^T + k v^T")),
         ("exp(h) S[t-1] + k v^T - k v^T", ("KCP205", "exp(h) S[t-1] + k v^T - k v^T")),
+        ("S[t-1] + k (v / v)^T", ("KCP209", "v")),
+        ("S[t-1] + k ((v / v) sum(v))^T", ("KCP209", "S[t-1] + k ((v / v) sum(v))^T")),
+        ("exp(h) exp(-h) S[t-1] + k v^T", ("KCP209", "h")),
         ("S[t-1] ⊙ (k v^T) + k v^T", ("KCP208", "S[t-1] ⊙ (k v^T)")),
     ],
 )
@@ -123,6 +126,10 @@ def test_rejected_updates(update: str, expected: tuple[str, str]) -> None:
 )
 def test_rejected_readouts(readout: str, expected: tuple[str, str]) -> None:
     assert faults("S[t-1] + k v^T", readout) == [expected]
+
+
+def test_every_cancelled_input_is_named() -> None:
+    assert faults("S[t-1] + k v^T + b w^T - b w^T") == [("KCP209", "b"), ("KCP209", "w")]
 
 
 def test_update_and_readout_are_reported_together() -> None:

@@ -43,7 +43,7 @@ def test_other_sizes() -> None:
         "S[t-1] - (k / sqrt(k^T k)) (k / sqrt(k^T k))^T S[t-1] + k v^T",
         "exp(h) (S[t-1] - sigmoid(beta) k k^T S[t-1] / f) + k (softplus(beta) v / w)^T",
         "S[t-1] + (k^T p) (p^T k) k v^T",
-        "S[t-1] - (k / f) (f k)^T S[t-1] + k (sqrt(w) ⊙ sqrt(w))^T",
+        "S[t-1] - (k / f) (f * f * k)^T S[t-1] + k (sqrt(w) ⊙ sqrt(w))^T",
         "S[t-1] + (b ⊙ (k (k^T b))) v^T + p (w ⊙ ((k v^T)^T k))^T",
     ],
 )
