@@ -80,7 +80,7 @@ def orphans(output: Path) -> tuple[tuple[Path, str], ...]:
         return ()
     found = []
     for directory in sorted(path for path in output.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        specs = {stamped_spec(path.read_text(encoding="utf-8")) for path in directory.glob("*.py")}
+        specs = {stamped_spec(path.read_text(encoding="utf-8", errors="replace")) for path in directory.glob("*.py")}
         found += [(directory, spec) for spec in sorted(specs - {""}) if not (output.parent / spec).is_file()]
     return tuple(found)
 

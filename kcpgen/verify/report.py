@@ -18,7 +18,7 @@ from kcpgen import __version__
 from kcpgen.verify.compare import Comparison, Figure
 from kcpgen.verify.op import Op
 
-LABEL = 34
+LABEL = 46
 SHORT = {"final_state": "state", "dinitial_state": "dstate"}
 
 
