@@ -12,11 +12,6 @@ EXACT = 1e-10
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65)
 OPTIONS = [(path.stem, keywords) for path in SPECS for keywords in option_sets(parse(path.read_text(), str(path)))[1:]]
 
-UNDISTRIBUTED = pytest.mark.xfail(
-    raises=KeyError, reason="the derivation leaves a minus before a sum of words undistributed"
-)
-MADE_FORMS = [pytest.param(name, marks=UNDISTRIBUTED) if name in ("nested", "transposed") else name for name in MADE]
-
 
 def deviation(name: str, sizes: Sizes, **keywords: object) -> tuple[float, str]:
     built = build(name)
@@ -32,7 +27,7 @@ def test_agrees_at_every_length(name: str, length: int) -> None:
     assert deviation(name, Sizes(B=2, T=length)) < (EXACT,)
 
 
-@pytest.mark.parametrize("name", MADE_FORMS)
+@pytest.mark.parametrize("name", MADE)
 def test_agrees_for_forms_no_paper_has(name: str) -> None:
     assert deviation(name, Sizes(T=19), chunk_size=8) < (EXACT,)
 
@@ -56,7 +51,7 @@ def test_does_not_depend_on_the_chunk_size(name: str, chunk_size: int) -> None:
     assert deviation(name, Sizes(T=33, V=7), chunk_size=chunk_size) < (EXACT,)
 
 
-@pytest.mark.parametrize("name", [*OPS, *MADE_FORMS])
+@pytest.mark.parametrize("name", [*OPS, *MADE])
 def test_gradcheck(name: str) -> None:
     built = build(name)
     keywords = option_sets(built.spec)[-1]
