@@ -43,7 +43,7 @@ def emit(spec: Spec) -> Mapping[str, str]:
         **emit_naive(spec),  # straight from the parsed equation: a witness independent of the derivation
         **emit_eager(chunk_form),
         **emit_triton(plan),
-        **emit_interface(spec),
+        **emit_interface(chunk_form),
         **emit_description(normal_form),
         **emit_init(spec),
     }

@@ -20,6 +20,7 @@ Without a decay `decay_out` is the identity.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import sympy
 
@@ -39,6 +40,16 @@ class ChunkForm:
     gradients: tuple[Equation, ...]  # dR, dV, dL, dA, da_in, dq_in, dw_out from dU, S, dS_next: chunk-parallel
     summary_adjoint: tuple[Equation, ...]  # Q_eff, dS_ext and dS = M^T dS_next + dS_ext: the backward's rank summary
     diagonal_summary: bool  # nothing is erased: M is decay_out, K numbers instead of K^2
+
+    @property
+    def transition(self) -> Literal["dense", "diagonal", "scalar", "identity"]:
+        """How many numbers M is made of, per head: K^2, K, one or none."""
+        decay = self.normal_form.decay
+        if not self.diagonal_summary:
+            return "dense"
+        if decay is None:
+            return "identity"
+        return "diagonal" if decay.axis else "scalar"
 
 
 def derive_chunk_form(normal_form: NormalForm) -> ChunkForm:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from kcpgen.derivation.chunk_form import ChunkForm
 from kcpgen.emit import arguments
 from kcpgen.emit.documentation import equation_lines, input_documentation, option_documentation, title
 from kcpgen.emit.render import render
 from kcpgen.spec import Spec
 
 
-def emit_interface(spec: Spec) -> Mapping[str, str]:
+def emit_interface(form: ChunkForm) -> Mapping[str, str]:
     """`interface.py`: chunk_<op>."""
+    spec = form.normal_form.spec
     text = render(
         "interface.py.jinja",
         op=spec.name,
@@ -37,6 +39,7 @@ def emit_interface(spec: Spec) -> Mapping[str, str]:
         params=[param.name for param in spec.params],
         plain=[*arguments.switches(spec), *(constant.name for constant in spec.constants)],
         value_input=arguments.value_input(spec).name,
+        transition=form.transition,
     )
     return {"interface.py": text}
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kcpgen.runtime import backends, checks
 from kcpgen.runtime.checks import Sizes, refusal
+from kcpgen.runtime.context_parallel.arguments import share, told_to_others
+from kcpgen.runtime.context_parallel.context import CPContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +55,43 @@ class Signature:
         cu_seqlens: Tensor | None,
         cu_seqlens_cpu: Tensor | None,
         backend: str | None,
+        cp_context: CPContext | None = None,
     ) -> Call:
         """The backend to call and its arguments brought to one form.
 
         `switches` holds options and flags. Raises TypeError, ValueError, and RuntimeError or ImportError for a backend
-        that is not available.
+        that is not available; with a cp_context the other ranks are told of it.
         """
+        with told_to_others(self.op, cp_context):
+            return self._check(
+                inputs=inputs,
+                params=params,
+                constants=constants,
+                switches=switches,
+                scale=scale,
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                cu_seqlens=cu_seqlens,
+                cu_seqlens_cpu=cu_seqlens_cpu,
+                backend=backend,
+                cp_context=cp_context,
+            )
+
+    def _check(
+        self,
+        *,
+        inputs: Mapping[str, Tensor],
+        params: Mapping[str, Tensor | None],
+        constants: Mapping[str, float | None],
+        switches: Mapping[str, bool],
+        scale: float | None,
+        initial_state: Tensor | None,
+        output_final_state: bool,
+        cu_seqlens: Tensor | None,
+        cu_seqlens_cpu: Tensor | None,
+        backend: str | None,
+        cp_context: CPContext | None,
+    ) -> Call:
         optional = {**params, "initial_state": initial_state}
         tensors = {
             name: checks.tensor(self.op, name, x)
@@ -71,6 +104,8 @@ class Signature:
         checks.boolean(self.op, "output_final_state", output_final_state)
         packed = checks.offsets(self.op, cu_seqlens, cu_seqlens_cpu, sizes, device)
         sizes["N"] = sizes["B"] if packed is None else len(packed) - 1
+        if cp_context is not None:
+            sizes["N"] = share(self.op, cp_context, cu_seqlens, sizes)
         if initial_state is not None:
             checks.shape(self.op, "initial_state", initial_state, ["N", "HV", "K", "V"], sizes)
         chosen = backends.choose(self.op, backend, device, tuple(x.dtype for x in tensors.values()))

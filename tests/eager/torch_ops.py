@@ -103,7 +103,7 @@ def load_spec(name: str) -> Spec:
 def build_spec(spec: Spec, edit: Callable[[str, str], str] = lambda name, text: text) -> Built:
     """Emit, pass each file through `edit`, import."""
     form = derive_chunk_form(derive_normal_form(spec))
-    return _import(spec, {**emit_naive(spec), **emit_eager(form), **emit_interface(spec), **emit_init(spec)}, edit)
+    return _import(spec, {**emit_naive(spec), **emit_eager(form), **emit_interface(form), **emit_init(spec)}, edit)
 
 
 def build_naive(name: str) -> Op:

@@ -1,0 +1,189 @@
+"""Forward and backward of one rank: what is computed before, during and after the exchange with the others.
+
+Forward: a rank that passes a sequence on summarises it and begins the exchange; meanwhile it runs the sequences that
+begin here; then it puts together what came before its first sequence, and runs that one. Backward is the mirror
+image: the first sequence is summarised, the last one waits. Every rank takes part in every exchange of the group,
+whatever its own part, so the collectives match on all of them in any mix of forward, recomputed forward and backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kcpgen.runtime.context_parallel.context import CPContext
+from kcpgen.runtime.context_parallel.exchange import Exchange
+from kcpgen.runtime.context_parallel.merge import Merge
+from kcpgen.runtime.context_parallel.payload import Format, Kind
+
+
+class Op(Protocol):
+    """Sizes of an op on this rank and its way of merging. States are [.., HV, K, V]."""
+
+    name: str
+    heads: int
+    keys: int
+    values: int
+    kind: Kind
+    merge: Merge
+
+    def states(self, count: int) -> Tensor:
+        """Uninitialised [count, HV, K, V] in the dtype and on the device of states."""
+
+
+class Forward(Op, Protocol):
+    """Local sequences are named by a range of their numbers; `initial` and `final` have a row for each of them."""
+
+    def carry(self, sequences: range, initial: Tensor | None, final: Tensor) -> None:
+        """Their final states and nothing else, in the very arithmetic of `run`."""
+
+    def transition(self, sequence: int, out: Tensor) -> None:
+        """M of S_next = M S + S_ext over one sequence."""
+
+    def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
+        """Their outputs and, if asked for, their final states."""
+
+
+class Backward(Op, Protocol):
+    """`leaving` is the gradient of final states, `entering` that of initial ones; a row for each sequence named."""
+
+    def carry(self, sequences: range, leaving: Tensor | None, entering: Tensor) -> None:
+        """Gradients of their initial states and nothing else."""
+
+    def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
+        """Everything of their backward that goes from token to token, for `finish` to use."""
+
+    def replay(self) -> None:
+        """What needs nothing of the other ranks and of no run: there is time for it during the exchange."""
+
+    def finish(self) -> tuple[Tensor | None, ...]:
+        """Gradients of the op's tensors, once every sequence was run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the backward needs of the forward's exchange.
+
+    entering: [HV, K, V], the state that the first sequence entered with; the only one that is not the caller's.
+    transitions: [post_num_ranks - 1, HV, ...] of the ranks after this one, which the backward applies transposed.
+    """
+
+    entering: Tensor | None
+    transitions: Tensor | None
+
+
+def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | None) -> Kept:
+    """Run a rank's sequences; `initial` and `final`: [n, HV, K, V], row 0 of `initial` unused where it is received."""
+    shard = cp.shard
+    exchange = _exchange(op, cp, backward=False)
+    if exchange is not None:
+        with exchange.summarising():
+            _summarise(op, cp, exchange, initial)
+    waiting = range(int(shard.receives))
+    _run(op, range(len(waiting), shard.sequences), initial, final)
+    if exchange is None:
+        return Kept(entering=None, transitions=None)
+    gathered = exchange.wait()
+    entering = None
+    if shard.receives:
+        entering = _merge(op, cp, exchange.form, gathered, None, backward=False)
+        _run(op, waiting, entering[None], final)
+    return Kept(entering=entering, transitions=_transitions_after(cp, exchange.form, gathered))
+
+
+def _run(op: Forward, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
+    if sequences:
+        op.run(sequences, _rows(initial, sequences), _rows(final, sequences))
+
+
+def _summarise(op: Forward, cp: CPContext, exchange: Exchange, initial: Tensor | None) -> None:
+    """The last sequence: from its own initial state where it begins here, else from zero, with a transition."""
+    shard, form = cp.shard, exchange.form
+    last = range(shard.sequences - 1, shard.sequences)
+    if shard.interior and form.transitions:
+        op.transition(last.start, form.transition(exchange.payload))
+    if shard.sends:
+        op.carry(last, None if shard.interior else _rows(initial, last), form.states(exchange.payload)[None])
+
+
+def backward(
+    op: Backward, cp: CPContext, kept: Kept, leaving: Tensor | None, entering: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the op's tensors. leaving: [n, HV, K, V], of final states; entering: likewise, to be filled.
+
+    Rows of sequences that go on on, or come from, another rank are not the caller's: unused in `leaving`, undefined
+    in `entering`.
+    """
+    shard = cp.shard
+    exchange = _exchange(op, cp, backward=True)
+    done = range(0)
+    if exchange is not None:
+        with exchange.summarising():
+            done = _summarise_gradient(op, cp, exchange, leaving)
+    waiting = range(shard.sequences - int(shard.sends), shard.sequences)
+    op.replay()
+    _run_back(op, range(len(done), waiting.start), leaving, entering)
+    if exchange is not None:
+        gathered = exchange.wait()
+        if shard.sends:
+            received = _merge(op, cp, exchange.form, gathered, kept.transitions, backward=True)
+            op.run(waiting, received[None], _rows(entering, waiting))
+    return op.finish()
+
+
+def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving: Tensor | None) -> range:
+    """The first sequence. Where it ends here its summary is the backward itself: nothing has to be done twice."""
+    shard, first = cp.shard, range(1)
+    if not shard.receives:
+        return range(0)
+    summary = exchange.form.states(exchange.payload)[None]
+    if shard.interior:
+        op.carry(first, None, summary)
+        return range(0)
+    op.run(first, _rows(leaving, first), summary)
+    return first
+
+
+def _run_back(op: Backward, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
+    if sequences:
+        op.run(sequences, _rows(leaving, sequences), _rows(entering, sequences))
+
+
+def _exchange(op: Op, cp: CPContext, *, backward: bool) -> Exchange | None:
+    """None where no sequence of the whole row lies on two ranks, which every rank knows."""
+    if not cp.shard.crossing:
+        return None
+    form = Format(
+        heads=op.heads,
+        keys=op.keys,
+        values=op.values,
+        kind=op.kind,
+        transitions=cp.shard.interiors and op.kind != "identity" and not backward,
+    )
+    return Exchange(op.name, cp, form, op.states(0), backward=backward)
+
+
+def _merge(
+    op: Op, cp: CPContext, form: Format, gathered: Tensor, transitions: Tensor | None, *, backward: bool
+) -> Tensor:
+    """What enters the first sequence, or the gradient of what leaves the last one."""
+    shard = cp.shard
+    chain = slice(shard.rank + 1, shard.rank + 1 + shard.post_num_ranks)
+    if not backward:
+        chain = slice(shard.rank - shard.pre_num_ranks, shard.rank)
+        transitions = form.transition(gathered)[chain][1:] if form.transitions else None
+    return op.merge(form.states(gathered)[chain], transitions, kind=op.kind, backward=backward, method=cp.merge)
+
+
+def _transitions_after(cp: CPContext, form: Format, gathered: Tensor) -> Tensor | None:
+    """A copy: the gathered payloads are not kept until the backward."""
+    interior = cp.shard.post_num_ranks - 1
+    if not form.transitions or interior < 1:
+        return None
+    return form.transition(gathered)[cp.rank + 1 : cp.rank + 1 + interior].clone()
+
+
+def _rows(states: Tensor | None, sequences: range) -> Tensor | None:
+    return None if states is None else states[sequences.start : sequences.stop]

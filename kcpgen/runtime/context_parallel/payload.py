@@ -1,0 +1,98 @@
+"""What a rank sends: one flat tensor of header, the state it passes on and, where some rank is interior, a transition.
+
+The header lets every rank check, without another exchange, that all came to the same call with the same metadata, and
+lets a rank that failed say so.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatchError
+
+# How M of S_next = M S + S_ext is sent: K x K numbers per head, K of a diagonal, one, or none where nothing decays.
+Kind = Literal["dense", "diagonal", "scalar", "identity"]
+HEADER = 32  # numbers; keeps what follows aligned for vector loads
+EXACT = 1 << 24  # integers below are exact in float32
+FIELDS = ("call", "direction", "cu_seqlens", "shards")
+FAILED = len(FIELDS)  # index of the flag that a failed rank raises
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """Sizes of a payload. `transitions`: whether a slot for M is part of it, which the identity never has."""
+
+    heads: int
+    keys: int
+    values: int
+    kind: Kind
+    transitions: bool
+
+    @property
+    def transition_shape(self) -> tuple[int, ...]:
+        shapes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}
+        return (self.heads, *shapes[self.kind])
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.heads, self.keys, self.values)
+
+    @property
+    def numbers(self) -> int:
+        return HEADER + math.prod(self.state_shape) + (math.prod(self.transition_shape) if self.transitions else 0)
+
+    def states(self, x: Tensor) -> Tensor:
+        """View [.., HV, K, V] of payloads [.., n]."""
+        stop = HEADER + math.prod(self.state_shape)
+        return x[..., HEADER:stop].view(*x.shape[:-1], *self.state_shape)
+
+    def transition(self, x: Tensor) -> Tensor:
+        """View [.., HV, ...] of payloads [.., n]; only where the format has transitions."""
+        return x[..., HEADER + math.prod(self.state_shape) :].view(*x.shape[:-1], *self.transition_shape)
+
+
+def header(*, call: int, backward: bool, offsets: Sequence[int], bounds: Sequence[int], failed: bool) -> list[float]:
+    """Header of one rank: FIELDS, then the flag of failure, as integers that float32 holds exactly."""
+    fields = [call % EXACT, int(backward), fingerprint(offsets), fingerprint(bounds), int(failed)]
+    return [float(x) for x in fields] + [0.0] * (HEADER - len(fields))
+
+
+def fingerprint(values: Sequence[int]) -> int:
+    return zlib.crc32(repr(tuple(values)).encode()) % EXACT
+
+
+def check_headers(headers: Tensor, rank: int) -> None:
+    """headers: [W, HEADER] on the host. Raises on every rank alike, naming a rank and the field it differs in."""
+    rows = [[int(x) for x in row] for row in headers.tolist()]
+    failed = [other for other, row in enumerate(rows) if row[FAILED] and other != rank]
+    if failed:
+        raise RankFailedError(f"context parallelism: {_ranks(failed)} failed; the error is in its own traceback")
+    for index, field in enumerate(FIELDS):
+        values = [row[index] for row in rows]
+        common = max(sorted(set(values)), key=values.count)
+        other = [r for r, value in enumerate(values) if value != common]
+        if other:
+            raise RankMismatchError(
+                f"context parallelism: {_ranks(other)} came with another `{field}`: {_shown(values)}"
+            )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _shown(values: Sequence[int]) -> str:
+    """Fingerprints or counters, rank by rank."""
+    shown = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values[:8]))
+    return shown + (", ..." if len(values) > 8 else "")
+
+
+def as_tensor(numbers: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device)
