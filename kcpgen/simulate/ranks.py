@@ -36,11 +36,14 @@ class SimulatedTransport:
         self._call += 1
         return self._call
 
-    def agree(self, signature: Signature, timeout: float) -> None:
+    def agree(self, sizes: Signature, about: Signature, timeout: float) -> None:
         """Nothing to compare: all ranks run the same program."""
 
-    def report(self, error: BaseException) -> None:
-        """Nobody is waiting while this rank runs; the others find its payload missing."""
+    def report(self, error: BaseException, *, ahead: int) -> None:
+        """Nothing to tell: the others find its payload missing, or marked as failed."""
+
+    def raise_reported(self) -> None:
+        """Nothing was told."""
 
     def all_gather(self, payload: Tensor, timeout: float) -> SimulatedGather:
         self.sent_bytes += payload.numel() * payload.element_size()

@@ -20,7 +20,7 @@ def told_to_others(op: str, cp: object) -> Iterator[None]:
         yield
     except Exception as error:
         if cp is not None and cp.shard.crossing:
-            cp.transport.report(error)
+            cp.transport.report(error, ahead=1)
         raise
 
 

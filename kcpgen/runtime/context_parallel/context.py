@@ -118,7 +118,7 @@ def build_cp_context(
     """
     transport = _transport(group)
     offsets = _offsets(cu_seqlens, cu_seqlens_cpu)
-    bounds = _bounds(offsets[-1], transport.size, layout)
+    bounds = shard_bounds(offsets[-1], transport.size, layout)
     if conv1d_kernel_size is not None and (not _is_count(conv1d_kernel_size) or conv1d_kernel_size < 1):
         raise ValueError(f"conv1d_kernel_size is {conv1d_kernel_size!r}; allowed: None or an integer of at least 1")
     if merge not in ("fold", "scan"):
@@ -188,7 +188,8 @@ def _check_tensor(name: str, x: object) -> None:
         raise ValueError(f"{name} is of shape {list(x.shape)}; allowed: [N + 1] for N >= 1 sequences")
 
 
-def _bounds(tokens: int, world_size: int, layout: str | Sequence[int]) -> tuple[int, ...]:
+def shard_bounds(tokens: int, world_size: int, layout: str | Sequence[int]) -> tuple[int, ...]:
+    """Token offsets of the ranks, [W + 1]; `layout` as in `build_cp_context`. Raises ValueError."""
     if tokens < world_size:
         raise ValueError(f"{tokens} tokens on {world_size} ranks; allowed: at least one token a rank")
     if isinstance(layout, str):

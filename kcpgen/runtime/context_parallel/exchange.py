@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kcpgen.runtime.context_parallel.payload import HEADER, Format, as_tensor, check_headers, header
+from kcpgen.runtime.context_parallel.errors import RankFailedError
+from kcpgen.runtime.context_parallel.payload import HEADER, Format, as_tensor, check_headers, fingerprint, header
 from kcpgen.runtime.context_parallel.transport import Pending
 
 if TYPE_CHECKING:
@@ -39,18 +40,34 @@ class Exchange:
         self._cp = cp
         self._backward = backward
         self._call = cp.transport.next_call()
-        sizes = {"heads": form.heads, "keys": form.keys, "values": form.values, "transition": form.kind}
-        signature = {"op": op, **sizes, "numbers": form.numbers, "dtype": str(like.dtype), "ranks": cp.world_size}
-        cp.transport.agree(signature, cp.timeout)
+        cp.transport.agree(self._sizes(op, like), self._about(), cp.timeout)
         self.payload = like.new_empty(form.numbers)
         self._pending: Pending | None = None
+
+    def _sizes(self, op: str, like: Tensor) -> dict[str, str | int]:
+        form = self.form
+        return {
+            "op": op,
+            "direction": "backward" if self._backward else "forward",
+            "ranks": self._cp.world_size,
+            "heads": form.heads,
+            "keys": form.keys,
+            "values": form.values,
+            "transition": form.kind,
+            "dtype": str(like.dtype),
+            "numbers": form.numbers,
+        }
+
+    def _about(self) -> dict[str, str | int]:
+        return {"cu_seqlens": fingerprint(self._cp.offsets), "shards": fingerprint(self._cp.bounds)}
 
     @contextmanager
     def summarising(self) -> Iterator[None]:
         """Send what the body wrote; if it raises, send that instead, so that the other ranks raise rather than wait."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            self._cp.transport.report(error, ahead=0)
             self._send(failed=True)
             raise
         self._send(failed=False)
@@ -65,10 +82,17 @@ class Exchange:
         assert self._pending is not None
         gathered = self._pending.wait()
         if not gathered.is_cuda:
-            check_headers(gathered[:, :HEADER], self._cp.rank)
+            self._check(gathered[:, :HEADER])
         elif not torch.cuda.is_current_stream_capturing():
             self._defer(gathered[:, :HEADER])
         return gathered
+
+    def _check(self, headers: Tensor) -> None:
+        try:
+            check_headers(headers, self._cp.rank)
+        except RankFailedError:
+            self._cp.transport.raise_reported()  # the same, with the other rank's own words
+            raise
 
     def _defer(self, headers: Tensor) -> None:
         host = torch.empty(headers.shape, dtype=headers.dtype, pin_memory=True)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -47,13 +46,19 @@ class Transport(Protocol):
     def next_call(self) -> int:
         """Number of the exchange that begins."""
 
-    def agree(self, signature: Signature, timeout: float) -> None:
-        """Compare sizes with all ranks, the first time they occur. Raises RankMismatchError on every rank."""
+    def agree(self, sizes: Signature, about: Signature, timeout: float) -> None:
+        """Compare with all ranks the first time that these sizes occur. Raises RankMismatchError on every rank.
+
+        `about` is what else the exchange is about: compared too, but no reason to compare again.
+        """
 
     def all_gather(self, payload: Tensor, timeout: float) -> Pending: ...
 
-    def report(self, error: BaseException) -> None:
-        """Tell the others that this rank will not come to the next exchange."""
+    def report(self, error: BaseException, *, ahead: int) -> None:
+        """Tell the others what failed here: in this exchange (ahead = 0), or before the next one (1), then missed."""
+
+    def raise_reported(self) -> None:
+        """Raise RankFailedError if another rank reported a failure of this exchange."""
 
 
 class GroupTransport:
@@ -76,36 +81,54 @@ class GroupTransport:
         self.call += 1
         return self.call
 
-    def agree(self, signature: Signature, timeout: float) -> None:
-        self._latest = {"call": self.call, **signature}
-        if signature in self._agreed:
+    def agree(self, sizes: Signature, about: Signature, timeout: float) -> None:
+        self._latest = {"exchange": self.call, **about, **sizes}
+        if sizes in self._agreed:
             return
         table = f"sizes/{len(self._agreed)}"
-        self._store.set(f"{table}/{self.rank}", json.dumps(dict(signature)))
-        try:
-            self._store.wait([f"{table}/{r}" for r in range(self.size)], timedelta(seconds=timeout))
-        except Exception as error:  # torch raises different types for a wait that ran out and a store that is gone
-            raise self._give_up(f"no answer within {timeout:g} s") from error
-        self._compare(self._read(table), signature)
-        self._agreed.append(signature)
+        self._store.set(f"{table}/{self.rank}", json.dumps(self._latest))
+        self.wait_until(lambda: self._store.check([f"{table}/{r}" for r in range(self.size)]), timeout)
+        differing = _differing(self._read(table), self._latest)
+        if differing:
+            raise self._break(RankMismatchError(f"context parallelism: {differing}"))
+        self._agreed.append(sizes)
 
     def all_gather(self, payload: Tensor, timeout: float) -> Pending:
         if payload.is_cuda and _has_backend(self.group, "cuda"):
             return _OnStream(self, payload, timeout)
         return _OnHost(self, payload, timeout)
 
-    def report(self, error: BaseException) -> None:
-        text = f"rank {self.rank} failed before exchange {self.call + 1}: {type(error).__name__}: {error}"
+    def report(self, error: BaseException, *, ahead: int) -> None:
+        call = self.call + ahead
+        text = f"rank {self.rank} failed {'before' if ahead else 'in'} exchange {call}: {type(error).__name__}: {error}"
         with suppress(Exception):
-            self._store.set(f"failed/{self.call + 1}", text)
+            self._store.set(f"failed/{call}", json.dumps([ahead, text]))
 
     def raise_reported(self) -> None:
+        told = ""
         with suppress(dist.DistError):
             if self._store.check([f"failed/{self.call}"]):
-                text = self._store.get(f"failed/{self.call}").decode()
-                raise self._break(RankFailedError(f"context parallelism: {text}"))
+                told = self._store.get(f"failed/{self.call}").decode()
+        if told:
+            missed, text = json.loads(told)
+            error = RankFailedError(f"context parallelism: {text}")
+            raise self._break(error) if missed else error
 
-    def _give_up(self, reason: str) -> ContextParallelError:
+    def wait_until(self, there: Callable[[], bool], timeout: float) -> None:
+        """Look again and again, whether it is there or another rank has reported a failure."""
+        pause, now = 2e-5, time.monotonic()
+        until, look = now + timeout, now + 0.2
+        while not there():
+            now = time.monotonic()
+            if now > look:
+                self.raise_reported()
+                look = now + 0.2
+            if now > until:
+                raise self.give_up(f"no answer within {timeout:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+
+    def give_up(self, reason: str) -> ContextParallelError:
         """Say where this rank waits, hear where the others are, and put it into words."""
         self.say_where("waiting")
         answers = self.answers()
@@ -143,14 +166,9 @@ class GroupTransport:
         there = [r for r in range(self.size) if self._store.check([f"{table}/{r}"])]
         return {r: json.loads(self._store.get(f"{table}/{r}")) for r in there}
 
-    def _compare(self, answers: Mapping[int, Mapping[str, Any]], mine: Signature) -> None:
-        differing = _differing(answers, mine)
-        if differing:
-            raise self._break(RankMismatchError(f"context parallelism: {differing}"))
-
     def expired(self, work: dist.Work) -> None:
         """From the watching thread: a collective on the device did not end."""
-        error = self._give_up("the collective did not end in time")
+        error = self.give_up("the collective did not end in time")
         print(f"{error}\nending the communicator; the next call raises", file=sys.stderr, flush=True)
         with suppress(Exception):
             self.group.abort()
@@ -179,33 +197,24 @@ class _OnHost:
     def __init__(self, transport: GroupTransport, payload: Tensor, timeout: float) -> None:
         self._transport = transport
         self._device = payload.device
-        self._until = time.monotonic() + timeout
         self._timeout = timeout
         host = payload.cpu()
         self._gathered = host.new_empty(transport.size, host.numel())
         self._work = _gather(self._gathered, host, transport.group)
 
     def wait(self) -> Tensor:
-        pause, look = 2e-5, time.monotonic() + 0.2
-        while not self._work.is_completed():
-            now = time.monotonic()
-            if now > look:
-                self._transport.raise_reported()
-                look = now + 0.2
-            if now > self._until:
-                raise self._transport._give_up(f"no answer within {self._timeout:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, 5e-3)
+        self._transport.wait_until(self._work.is_completed, self._timeout)
         try:
             self._work.wait()
         except RuntimeError as error:
             self._transport.raise_reported()
-            raise self._transport._give_up(str(error).splitlines()[0]) from error
+            raise self._transport.give_up(str(error).splitlines()[0]) from error
         return self._gathered.to(self._device)
 
 
 def _gather(gathered: Tensor, payload: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    work: dist.Work = dist.all_gather_into_tensor(gathered.view(-1), payload, group=group, async_op=True)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name, where torch has it
+    work: dist.Work = gather(gathered.view(-1), payload, group=group, async_op=True)
     return work
 
 

@@ -1,0 +1,110 @@
+"""An op on one device and on ranks, brought to the same set of tensors: o, final_state, and d<input> of every leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from kcpgen.runtime.context_parallel import CPContext, build_cp_context
+from kcpgen.runtime.context_parallel.merge import Method
+from kcpgen.simulate.ranks import SimulatedTransport, run_ranks
+from kcpgen.verify.cases import Case
+from kcpgen.verify.inputs import Inputs, make_inputs
+from kcpgen.verify.op import Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How a row is spread over ranks; layout and merge as in `build_cp_context`."""
+
+    ranks: int
+    layout: str | Sequence[int] = "contiguous"
+    merge: Method = "fold"
+
+
+def long_memory(op: Op, case: Case, device: str) -> Inputs:
+    """Inputs whose states outlive a rank, with a very different decay on every head.
+
+    With the decays of an ordinary test nothing would be left of a state after a few hundred tokens, whoever lost it.
+    """
+    inputs = make_inputs(op, case, device)
+    heads = torch.arange(case.value_heads, device=device) / max(1, case.value_heads - 1)
+    tokens = max(case.tokens, 16)
+    factors = 2 / tokens * (tokens / 8) ** heads
+
+    def slower(name: str, x: Tensor) -> Tensor:
+        if name not in op.description.log_decays:
+            return x
+        own = factors[:: case.value_heads // x.shape[2]].to(x.dtype)
+        return (x.detach() * own.reshape(1, 1, -1, *[1] * (x.ndim - 3))).requires_grad_()
+
+    return replace(inputs, tokens={name: slower(name, x) for name, x in inputs.tokens.items()})
+
+
+def on_ranks(op: Op, case: Case, inputs: Inputs, spread: Spread) -> dict[str, Tensor]:
+    """Of all ranks, simulated: tokens side by side, states and parameters' gradients added up."""
+    offsets = torch.tensor(case.offsets, device=inputs.device)
+
+    def body(transport: SimulatedTransport) -> dict[str, Tensor]:
+        cp = build_cp_context(
+            offsets,
+            transport,
+            cu_seqlens_cpu=torch.tensor(case.offsets),
+            layout=spread.layout,
+            merge=spread.merge,
+        )
+        return on_one_rank(op, case, inputs, cp)
+
+    return together(run_ranks(spread.ranks, body), by_token(op))
+
+
+def on_one_rank(op: Op, case: Case, inputs: Inputs, cp: CPContext, *, checkpointed: bool = False) -> dict[str, Tensor]:
+    """What one rank computes, from its own tokens of the whole row's `inputs`."""
+    span = slice(cp.shard.start, cp.shard.stop)
+    tokens = {name: x.detach()[:, span].requires_grad_() for name, x in inputs.tokens.items()}
+    params = {name: x.detach().requires_grad_() for name, x in inputs.params.items()}
+    initial = None if inputs.initial_state is None else inputs.initial_state.detach().requires_grad_()
+
+    def call() -> tuple[Tensor, Tensor | None]:
+        return op.chunk(
+            **tokens,
+            **params,
+            **inputs.keywords,
+            initial_state=initial,
+            output_final_state=True,
+            backend=case.backend,
+            cp_context=cp,
+        )
+
+    o, state = checkpoint(call, use_reentrant=False) if checkpointed else call()
+    assert state is not None
+    roots = [] if inputs.d_output is None else [(o, inputs.d_output[:, span])]
+    roots += [] if inputs.d_state is None else [(state, inputs.d_state)]
+    leaves = {**tokens, **params, **({} if initial is None else {"initial_state": initial})}
+    grads = torch.autograd.grad(
+        [y for y, _ in roots], list(leaves.values()), [dy for _, dy in roots], allow_unused=True
+    )
+    found = {
+        f"d{name}": torch.zeros_like(x) if grad is None else grad
+        for (name, x), grad in zip(leaves.items(), grads, strict=True)
+    }
+    return {"o": o.detach(), "final_state": state.detach(), **found}
+
+
+def by_token(op: Op) -> frozenset[str]:
+    """Names of the tensors that have a token axis."""
+    return frozenset(["o", *(f"d{name}" for name in op.signature.inputs)])
+
+
+def together(shares: Sequence[Mapping[str, Tensor]], tokens: frozenset[str]) -> dict[str, Tensor]:
+    """The ranks' results as those of one device."""
+    return {
+        name: torch.cat([share[name] for share in shares], dim=1)
+        if name in tokens
+        else torch.stack([share[name] for share in shares]).sum(0)
+        for name in shares[0]
+    }

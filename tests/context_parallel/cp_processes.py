@@ -1,0 +1,198 @@
+"""Real ranks for the tests: processes that meet over gloo, each of which runs one function of this module."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cp_rows import OPS, op, relative, row
+
+from kcpgen.runtime import build_cp_context
+from kcpgen.runtime.context_parallel import torch_op
+from kcpgen.simulate.call import by_token, long_memory, on_one_rank
+from kcpgen.verify.compare import evaluate
+
+
+def run(ranks: int, body: Callable[..., Any], *arguments: Any, within: float = 120.0) -> list[Any]:
+    """What `body(rank, *arguments)` returned, or the exception's type and text, for every rank."""
+    context = get_context("spawn")
+    results = context.SimpleQueue()
+    port = free_port()
+    processes = [
+        context.Process(target=_process, args=(rank, ranks, port, results, body, arguments)) for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + within
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+    for process in processes:
+        process.kill()
+    assert not hung, f"ranks {hung} hang"
+    found = {}
+    while not results.empty():
+        rank, result = results.get()
+        found[rank] = result
+    return [found.get(rank) for rank in range(ranks)]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def _process(rank: int, ranks: int, port: int, results: Any, body: Callable[..., Any], arguments: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    try:
+        results.put((rank, body(rank, *arguments)))
+    except Exception as error:
+        traceback.print_exc()
+        results.put((rank, (type(error).__name__, str(error))))
+    if rank == 0:
+        time.sleep(1.0)  # rank 0 holds the store that the others may still read
+    sys.stdout.flush()
+    os._exit(0)  # a group that failed must not hold up the end of its processes
+
+
+def every_op(rank: int, lengths: tuple[int, ...], layout: str) -> dict[str, float]:
+    """Worst difference between the ranks together and one device, op by op, with checkpointing off and on."""
+    return every_op_of(OPS, lengths, layout)
+
+
+def every_op_of(names: Sequence[str], lengths: tuple[int, ...], layout: str = "contiguous") -> dict[str, float]:
+    worst = {}
+    for name in names:
+        case = row(lengths)
+        inputs = long_memory(op(name), case, "cpu")
+        one = evaluate(op(name).chunk, inputs, case, backend="eager")
+        cp = build_cp_context(torch.tensor(case.offsets), layout=layout)
+        for checkpointed in (False, True):
+            mine = on_one_rank(op(name), case, inputs, cp, checkpointed=checkpointed)
+            found = {n: _whole(x, n in by_token(op(name)), cp.tokens) for n, x in mine.items()}
+            worst[f"{name} {checkpointed}"] = max(relative(found, one).values())
+    return worst
+
+
+def _whole(share: torch.Tensor, tokens: bool, count: int) -> torch.Tensor:
+    """Every rank's share put together."""
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, torch.tensor([count]))
+    if not tokens:
+        total = share.clone()
+        dist.all_reduce(total)
+        return total
+    parts = [share.new_empty(share.shape[0], int(n), *share.shape[2:]) for n in counts]
+    for source, part in enumerate(parts):
+        if source == dist.get_rank():
+            part.copy_(share)
+        dist.broadcast(part, source)
+    return torch.cat(parts, dim=1)
+
+
+def troubles(rank: int) -> dict[str, Any]:
+    """What each kind of trouble made of this rank's call, every one in a group of its own."""
+    return {
+        "sizes": _outcome(rank, other={"width": 4}),
+        "cu_seqlens": _outcome(rank, other={"lengths": (20, 16)}),
+        "op": _outcome(rank, other={"name": "gla"}),
+        "cu_seqlens later": _outcome(rank, other={"lengths": (29, 7)}, before=True),
+        "shards later": _outcome(rank, other={"layout": (11, 13, 12)}, before=True),
+        "arguments": _outcome(rank, other={"keywords": {"scale": "big"}}),
+        "error inside": _outcome(rank, other={"broken": True}, after=True),
+        "no backward": backward_out_of_step(rank),
+        "absent": _outcome(rank, other={"absent": True}),
+    }
+
+
+def _outcome(rank: int, *, other: dict[str, Any], before: bool = False, after: bool = False) -> dict[str, Any]:
+    """One call in which rank 1 is `other` than the others; `before` and `after` it, one as it should be."""
+    group = dist.new_group()
+    if before:
+        _call(group)
+    start = time.monotonic()
+    found = {"error": "none", "text": ""}
+    try:
+        _call(group, **(other if rank == 1 else {}))
+    except Exception as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    found["seconds"] = time.monotonic() - start
+    if after:
+        _call(group)
+    return found
+
+
+def _call(
+    group: dist.ProcessGroup,
+    *,
+    name: str = "kda",
+    lengths: tuple[int, ...] = (30, 6),
+    layout: Any = (12, 12, 12),
+    width: int = 8,
+    keywords: dict[str, Any] | None = None,
+    broken: bool = False,
+    absent: bool = False,
+) -> None:
+    if absent:
+        time.sleep(2.0)
+        return
+    case = row(lengths, value_width=width)
+    inputs = long_memory(op(name), case, "cpu")
+    inputs = replace(inputs, keywords={**inputs.keywords, **(keywords or {})})
+    cp = build_cp_context(torch.tensor(case.offsets), group, layout=layout, timeout=2.0)
+    with _broken_summary(broken):
+        on_one_rank(op(name), case, inputs, cp)
+
+
+@contextmanager
+def _broken_summary(broken: bool) -> Iterator[None]:
+    if not broken:
+        yield
+        return
+    with mock.patch.object(torch_op.TorchForward, "carry", side_effect=MemoryError("out of memory")):
+        yield
+
+
+def backward_out_of_step(rank: int) -> dict[str, Any]:
+    """Rank 1 skips the backward: its next forward meets the others' backward."""
+    case = row((30, 6))
+    inputs = long_memory(op("kda"), case, "cpu")
+    cp = build_cp_context(torch.tensor(case.offsets), dist.new_group(), timeout=2.0)
+    span = slice(cp.shard.start, cp.shard.stop)
+    try:
+        for _ in range(2):
+            tokens = {n: x.detach()[:, span].requires_grad_() for n, x in inputs.tokens.items()}
+            o, _ = op("kda").chunk(**tokens, cp_context=cp)
+            if rank != 1:
+                o.sum().backward()
+    except Exception as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": "none", "text": ""}
+
+
+def on_a_subgroup(rank: int) -> float | None:
+    """Ranks 1 and 2 of three, in a group of their own."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    case = row((20, 32))
+    inputs = long_memory(op("dplr"), case, "cpu")
+    one = evaluate(op("dplr").chunk, inputs, case, backend="eager")
+    cp = build_cp_context(torch.tensor(case.offsets), group)
+    mine = on_one_rank(op("dplr"), case, inputs, cp)
+    span = slice(cp.shard.start, cp.shard.stop)
+    return max(float((mine[n] - one[n][:, span]).norm()) for n in by_token(op("dplr")))

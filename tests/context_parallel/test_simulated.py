@@ -1,0 +1,52 @@
+"""Every case of context parallelism, all ranks simulated in float64, against the same op on one device."""
+
+from __future__ import annotations
+
+import pytest
+from cp_rows import OPS, ROWS, differences, row
+
+from kcpgen.simulate.call import Spread
+
+EXACT = 1e-10
+
+
+@pytest.mark.parametrize(("ranks", "lengths"), ROWS)
+@pytest.mark.parametrize("name", OPS)
+def test_ranks_agree_with_one_device(name: str, ranks: int, lengths: tuple[int, ...]) -> None:
+    found = differences(name, row(lengths), Spread(ranks=ranks))
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_scan_merges_like_fold(name: str) -> None:
+    found = differences(name, row((7, 121)), Spread(ranks=8, merge="scan"))
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("layout", ["uneven", (5, 40, 1, 55)])
+@pytest.mark.parametrize("name", ["dplr", "gla"])
+def test_uneven_shards(name: str, layout: str | tuple[int, ...]) -> None:
+    found = differences(name, row((33, 60, 8)), Spread(ranks=4, layout=layout))
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("changes", [{"initial_state": False}, {"loss": "state"}, {"loss": "output"}])
+@pytest.mark.parametrize("name", ["kda", "simple_gla"])
+def test_states_may_be_left_out(name: str, changes: dict[str, object]) -> None:
+    found = differences(name, row((0, 50, 78), **changes), Spread(ranks=4))
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("keywords", [{"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True}])
+@pytest.mark.parametrize("name", ["kda", "gdn"])
+def test_gradients_of_parameters_add_up_over_ranks(name: str, keywords: dict[str, bool]) -> None:
+    found = differences(name, row((70, 34), keywords=keywords), Spread(ranks=4))
+    assert {"dA_log", "ddt_bias"} <= set(found)
+    assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize("name", ["kda", "delta_rule"])
+def test_head_groups_and_per_token_backend(name: str) -> None:
+    grouped = row((21, 43), value_heads=4)
+    assert max(differences(name, grouped, Spread(ranks=4)).values()) < EXACT
+    assert max(differences(name, row((21, 43), backend="naive"), Spread(ranks=4)).values()) < EXACT
