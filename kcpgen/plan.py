@@ -7,14 +7,14 @@ dot product of the plain inputs exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import sympy
 
 from kcpgen.derivation.chunk_form import ChunkForm
-from kcpgen.spec import Option, Rewrite, Spec, TokenInput
-from kcpgen.tokenwise import RowSum, from_syntax, split_scalar, symbol
+from kcpgen.spec import Spec, TokenInput
+from kcpgen.tokenwise import RowSum, from_syntax, names, reductions_of, split_scalar, symbol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,18 @@ class Row:
     coefficient: sympy.Expr
     exclusive: bool
     full: sympy.Expr
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSum:
+    """A sum over the key axis that the forward computes once per token and the backward reads again.
+
+    `rewrite` is the index of the rewrite that needs it, None if an operand does. Expressions name it like a scalar input.
+    """
+
+    name: str
+    value: sympy.Expr
+    rewrite: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +63,7 @@ class KernelPlan:
     write: tuple[str, ...]
     values: tuple[sympy.Expr, ...]
     rewrites: tuple[PlannedRewrite, ...]
-    early: tuple[str, ...]  # inputs that the value loop needs; the others are loaded after it
+    sums: tuple[PlannedSum, ...]
     whole_value_axis: bool  # a reduction over V: the value loop must see all of it at once
 
     @property
@@ -84,29 +96,58 @@ def make_plan(form: ChunkForm) -> KernelPlan:
     normal = form.normal_form
     spec = normal.spec
     decay = normal.decay
+    sums = _Sums(spec=spec)
+    rewrites = tuple(_plan_rewrites(spec, sums))
     bases: dict[str, sympy.Expr] = {}
-    write = tuple(_base(bases, f"write_{j}", term.write) for j, term in enumerate(normal.terms))
-    erase = {
-        i: _row(bases, spec, f"erase_{i}", normal.terms[i].erase, decay is not None and not normal.terms[i].erase_reads_decayed)
-        for i in normal.erasing
-    }
-    read = _row(bases, spec, "read", normal.read, False)
-    values = tuple(term.value for term in normal.terms)
-    rewrites = tuple(_plan_rewrites(spec))
+    write = tuple(_base(bases, f"write_{j}", sums.named(t.write, None)) for j, t in enumerate(normal.terms))
+    erase = {}
+    for i in normal.erasing:
+        term = normal.terms[i]
+        exclusive = decay is not None and not term.erase_reads_decayed
+        erase[i] = _row(bases, sums, f"erase_{i}", sums.named(term.erase, None), exclusive)
+    read = _row(bases, sums, "read", sums.named(normal.read, None), False)
+    if decay is not None and decay.axis and names(read.coefficient) not in ((), ("scale",)):
+        whole = _base(bases, "read_base", read.full)  # a coefficient per token cannot be kept apart from decayed rows
+        read = replace(read, base=whole, coefficient=sympy.Integer(1))
+    values = tuple(sums.named(term.value, None) for term in normal.terms)
+    decay_log = sympy.Integer(0) if decay is None else sums.named(decay.log, None)
     reductions = set().union(*(v.atoms(RowSum) for v in (*values, *(r.value for r in rewrites))))
     return KernelPlan(
         form=form,
         decay_axis=None if decay is None else decay.axis,
-        decay_log=sympy.Integer(0) if decay is None else decay.log,
+        decay_log=decay_log,
         bases=bases,
         read=read,
         erase=erase,
         write=write,
         values=values,
         rewrites=rewrites,
-        early=_closure(spec, rewrites, set().union(*(_names(v) for v in values))),
-        whole_value_axis=any(str(r.args[1]) == "V" for r in reductions),
+        sums=tuple(sums.found),
+        whole_value_axis=any(r.args[1].name == "V" for r in reductions),
     )
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """Gives every sum over keys a name of its own, inner ones first."""
+
+    spec: Spec
+    found: list[PlannedSum] = field(default_factory=list)
+
+    def named(self, expr: sympy.Expr, rewrite: int | None) -> sympy.Expr:
+        known = {r: self._name(r, rewrite) for r in reductions_of(expr) if r.args[1].name == "K"}
+        # outermost first: an inner sum must not be replaced under the outer one that is looked up whole
+        for reduction in reversed(known):
+            expr = expr.xreplace({reduction: known[reduction]})
+        return expr
+
+    def _name(self, reduction: RowSum, rewrite: int | None) -> sympy.Symbol:
+        value = self.named(reduction.args[0], rewrite)
+        for known in self.found:
+            if (known.value, known.rewrite) == (value, rewrite):
+                return symbol(known.name)
+        self.found.append(PlannedSum(name=f"sum_{len(self.found)}", value=value, rewrite=rewrite))
+        return symbol(self.found[-1].name)
 
 
 def _base(bases: dict[str, sympy.Expr], fallback: str, expr: sympy.Expr) -> str:
@@ -119,37 +160,19 @@ def _base(bases: dict[str, sympy.Expr], fallback: str, expr: sympy.Expr) -> str:
     return name
 
 
-def _row(bases: dict[str, sympy.Expr], spec: Spec, name: str, expr: sympy.Expr, exclusive: bool) -> Row:
-    coefficient, base = split_scalar(expr, spec.axes)
+def _row(bases: dict[str, sympy.Expr], sums: _Sums, name: str, expr: sympy.Expr, exclusive: bool) -> Row:
+    axes = {**sums.spec.axes, **{s.name: "" for s in sums.found}}
+    coefficient, base = split_scalar(expr, axes)
     return Row(
         name=name, base=_base(bases, f"{name}_base", base), coefficient=coefficient, exclusive=exclusive, full=expr
     )
 
 
-def _plan_rewrites(spec: Spec) -> Iterable[PlannedRewrite]:
+def _plan_rewrites(spec: Spec, sums: _Sums) -> Iterator[PlannedRewrite]:
+    index = 0
     for option in spec.options:
         for mode, variant in enumerate(option.variants, start=1):
             for rewrite in variant.rewrites:
-                yield _plan_rewrite(spec, option, mode, rewrite)
-
-
-def _plan_rewrite(spec: Spec, option: Option, mode: int, rewrite: Rewrite) -> PlannedRewrite:
-    return PlannedRewrite(
-        option=option.name, mode=mode, target=rewrite.target, value=from_syntax(rewrite.value, spec)
-    )
-
-
-def _names(expr: sympy.Expr) -> set[str]:
-    return {s.name for s in expr.free_symbols}
-
-
-def _closure(spec: Spec, rewrites: tuple[PlannedRewrite, ...], wanted: set[str]) -> tuple[str, ...]:
-    """Inputs off the value axis that `wanted` names need, through rewrites, in spec order."""
-    while True:
-        more = set().union(wanted, *(_names(r.value) for r in rewrites if r.target in wanted))
-        if more == wanted:
-            return tuple(i.name for i in spec.inputs if i.name in wanted and i.axis != "V")
-        wanted = more
-
-
-__all__ = ["KernelPlan", "PlannedRewrite", "Row", "make_plan", "symbol"]
+                value = sums.named(from_syntax(rewrite.value, spec), index)
+                yield PlannedRewrite(option=option.name, mode=mode, target=rewrite.target, value=value)
+                index += 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 
@@ -13,62 +13,84 @@ def variable(factor: Factor) -> str:
     return "_".join([factor.name, *map(str, factor.index)])
 
 
+def math(equation: Equation) -> str:
+    """The equation for a person, e.g. `U_0 = U0_0 + W_0 S`."""
+    text = _signed(equation.terms, lambda term: " ".join(variable(f) + ("^T" if f.transposed else "") for f in term.factors))
+    return f"{variable(equation.target)} = " + (f"{equation.mask}({text})" if equation.mask else text)
+
+
+def _signed(terms: Sequence[Monomial], write: Callable[[Monomial], str]) -> str:
+    text = ""
+    for term in terms:
+        sign = " - " if term.sign < 0 else " + "
+        text += (sign if text else sign.strip() if term.sign < 0 else "") + write(term)
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class BlockPrinter:
     """Writes equations over the tiles of one kernel.
 
-    accumulators: names held in fp32, whose rounded copy `<name>_low` feeds dots; all other names are tiles of scratch.
-    rename: block name -> variable, e.g. the leaving state overwrites the entering one.
-    decay: code that multiplies a state by decay_out, e.g. "decay[:, None]"; "" when there is no decay.
+    accumulators: names held in fp32 registers, whose rounded copy `<variable>_low` feeds dots; all others are tiles of
+    scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`, and writes
+    every equation transposed: (A U)^T = U^T A^T.
+    turned: tiles that scratch holds transposed, in `<variable>_T`.
+    rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
+    decay: the variable of decay_out, "" without a decay; `decay_axis` is "K" for one number per key channel.
     """
 
     accumulators: frozenset[str]
     rename: Mapping[str, str]
-    decay: str
+    turned: frozenset[str] = frozenset()
+    tile_suffix: str = ""
+    transposed: bool = False
+    decay: str = ""
+    decay_axis: str = ""
 
     def name(self, factor: Factor) -> str:
-        return self.rename.get(variable(factor), variable(factor))
+        plain = self.rename.get(variable(factor), variable(factor))
+        if factor.name in self.accumulators or factor.name == "O":
+            return plain + ("_T" if self.transposed else "")
+        return plain + ("_T" if factor.name in self.turned else "") + self.tile_suffix
 
     def operand(self, factor: Factor) -> str:
         """A factor as an operand of a dot."""
-        low = self.name(factor) + ("_low" if factor.name in self.accumulators else "")
-        return f"tl.trans({low})" if factor.transposed else low
+        accumulator = factor.name in self.accumulators
+        low = self.name(factor) + ("_low" if accumulator else "")
+        held_transposed = (accumulator and self.transposed) or factor.name in self.turned
+        return low if factor.transposed == held_transposed else f"tl.trans({low})"
 
     def right_side(self, terms: Sequence[Monomial]) -> str:
-        text = ""
-        for term in terms:
-            sign = " - " if term.sign < 0 else " + "
-            text += (sign if text else sign.strip() if term.sign < 0 else "") + self.monomial(term)
-        return text
+        return _signed(terms, self.monomial)
 
     def monomial(self, term: Monomial) -> str:
         factors = [f for f in term.factors if f.name != "decay_out"]
+        if self.transposed:
+            factors = [replace(f, transposed=not f.transposed) for f in reversed(factors)]
+        code = self._product(factors)
         scaled = len(factors) < len(term.factors) and self.decay
+        return f"{code} * {self._decay_factor()}" if scaled else code
+
+    def _product(self, factors: Sequence[Factor]) -> str:
         if len(factors) == 1:
-            code = self.name(factors[0]) + ("" if factors[0].name in self.accumulators else ".to(tl.float32)")
-        else:
-            left, right = factors
-            code = f"dot({self.operand(left)}, {self.operand(right)}, PRECISION)"
-        return f"{self.decay} * {code}" if scaled else code
+            held = factors[0].name in self.accumulators
+            return self.name(factors[0]) if held else f"{self.operand(factors[0])}.to(tl.float32)"
+        left, right = factors
+        return f"dot({self.operand(left)}, {self.operand(right)}, PRECISION)"
+
+    def _decay_factor(self) -> str:
+        if not self.decay_axis:
+            return self.decay
+        return f"{self.decay}[None, :]" if self.transposed else f"{self.decay}[:, None]"
 
     def assign(self, equation: Equation) -> str:
         return f"{self.name(equation.target)} = {self.right_side(equation.terms)}"
 
-    def corrected(self, equation: Equation) -> list[str]:
-        """An accumulator and its rounded copy; a bare tile of scratch is its own copy."""
+    def corrected(self, equation: Equation, low: str) -> list[str]:
+        """An accumulator and its copy rounded to `low`; a bare tile of scratch is its own copy."""
         target = self.name(equation.target)
-        if len(equation.terms) == 1 and len(equation.terms[0].factors) == 1 and equation.terms[0].sign > 0:
-            return [f"{target}_low = {self.name(equation.terms[0].factors[0])}"]
-        return [self.assign(equation), f"{target}_low = {target}.to(LOW)"]
-
-
-def math(equation: Equation) -> str:
-    """The equation for a person, e.g. `U_0 = U0_0 + W_0 S`."""
-    def factor(f: Factor) -> str:
-        return variable(f) + ("^T" if f.transposed else "")
-
-    text = ""
-    for term in equation.terms:
-        sign = " - " if term.sign < 0 else " + "
-        text += (sign if text else sign.strip() if term.sign < 0 else "") + " ".join(map(factor, term.factors))
-    return f"{variable(equation.target)} = " + (f"{equation.mask}({text})" if equation.mask else text)
+        (only, *more) = equation.terms
+        if not more and len(only.factors) == 1 and only.sign > 0:
+            factor = replace(only.factors[0], transposed=self.transposed)
+            return [f"{target}_low = {self.operand(factor)}"]
+        return [self.assign(equation), f"{target}_low = {target}.to({low})"]

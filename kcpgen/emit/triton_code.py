@@ -14,7 +14,7 @@ from functools import cached_property
 import sympy
 
 from kcpgen.spec import Spec
-from kcpgen.tokenwise import RowSum, adjoint, axis_of, flatten, names, sigmoid, softplus, symbol
+from kcpgen.tokenwise import RowSum, adjoint, axis_of, flatten, names, row_sum, sigmoid, softplus, symbol
 
 FUNCTIONS = {sympy.exp: "exp", sigmoid: "sigmoid", softplus: "softplus"}
 SUM, PRODUCT, ATOM = range(3)  # binding strength of a piece of source
@@ -129,14 +129,18 @@ class Backward:
     shares: Mapping[str, str]  # input or parameter -> code of its share, in the frame of the name
 
 
-def backward(printer: TritonPrinter, value: sympy.Expr, gradient: str, prefix: str) -> Backward:
-    """Pull the variable `gradient` (the adjoint of `value`, in its frame) back to inputs and parameters.
+def backward(
+    printer: TritonPrinter, value: sympy.Expr, gradient: str, prefix: str, *, scalar: bool = False
+) -> Backward:
+    """Pull the variable `gradient` (the adjoint of `value`, in its frame) back to inputs, parameters and planned sums.
 
-    Scratch variables start with `prefix`.
+    Scratch variables start with `prefix`. With `scalar`, what `gradient` belongs to is the sum of `value` over keys.
     """
-    axes = printer.spec.axes
+    if scalar:
+        value = row_sum(value, "K")
+    axes = {**printer.spec.axes, **printer.extra_axes}
     upstream = symbol(gradient)
-    wanted = [name for name in names(value) if name in _differentiable(printer.spec)]
+    wanted = [name for name in names(value) if name in _differentiable(printer.spec) or name in printer.extra_axes]
     pulled = [adjoint(value, symbol(name), axes, upstream).gradient for name in wanted]
     reductions, plain = flatten(pulled, prefix=f"{prefix}_sum")
     local = replace(
@@ -153,9 +157,6 @@ def _differentiable(spec: Spec) -> frozenset[str]:
 
 def _share(printer: TritonPrinter, expr: sympy.Expr, name: str) -> str:
     """The gradient in the frame of `name`: a parameter collects over the tokens of the chunk."""
-    code = printer.code(expr, printer.spec.axes[name])
+    code = printer.code(expr, printer.spec.axes.get(name, ""))
     return f"tl.sum({code}, axis=0)" if name in printer.per_head else code
 
-
-def printer_with(spec: Spec, rename: Mapping[str, str]) -> TritonPrinter:
-    return TritonPrinter(spec=spec, rename=rename)

@@ -7,6 +7,7 @@ from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_prepare import emit_prepare
 from kcpgen.emit.triton_scan import emit_reverse, emit_scan
 from kcpgen.plan import KernelPlan
+from kcpgen.spec import Bounds, Option
 
 
 def emit_triton(plan: KernelPlan) -> dict[str, str]:
@@ -14,8 +15,8 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
     shared = _shared(plan)
     return {
         "prepare.py": emit_prepare(plan, shared),
-        "scan.py": emit_scan(plan, shared),
-        "reverse.py": emit_reverse(plan, shared),
+        "scan.py": emit_scan(plan),
+        "reverse.py": emit_reverse(plan),
         "gradients.py": emit_gradients(plan, shared),
         "autograd.py": _emit_autograd(plan),
     }
@@ -35,6 +36,7 @@ def _shared(plan: KernelPlan) -> dict[str, object]:
             *(f"{c.name}: float | None" for c in spec.constants),
             "scale: float",
             *(f"{mode}: int" for mode in _modes(plan)),
+            *(["bounded: bool"] if plan.decay_axis else []),
         ],
         "key_input": _key_input(plan),
         "value_input": plan.inputs_on("V")[0].name,
@@ -49,7 +51,7 @@ def _key_input(plan: KernelPlan) -> str:
 
 def _emit_autograd(plan: KernelPlan) -> str:
     spec = plan.spec
-    plain = [*(c.name for c in spec.constants), "scale", *_modes(plan)]
+    plain = [*(c.name for c in spec.constants), "scale", *_modes(plan), *(["bounded"] if plan.decay_axis else [])]
     kind = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
     return render(
         "autograd.py.jinja",
@@ -62,7 +64,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         plain=plain,
         forwarded=[f"{name}={name}" for name in plain],
         keywords=[*(p.name for p in spec.params), *(c.name for c in spec.constants), *(o.name for o in spec.options), *spec.flags],
-        modes=[line for option in spec.options for line in _mode_lines(option)],
+        modes=[*(line for option in spec.options for line in _mode_lines(option)), *_promise_lines(plan)],
         key_input=_key_input(plan),
         value_input=plan.inputs_on("V")[0].name,
         decay_kind=kind,
@@ -71,11 +73,33 @@ def _emit_autograd(plan: KernelPlan) -> str:
     )
 
 
-def _mode_lines(option: object) -> list[str]:
+def _mode_lines(option: Option) -> list[str]:
     """Host code that picks an option's variant: the last one whose condition is given."""
-    name = option.name  # type: ignore[attr-defined]
+    name = option.name
     lines = [f"{name}_mode = 1 if {name} else 0"]
-    for mode, variant in enumerate(option.variants, start=1):  # type: ignore[attr-defined]
+    for mode, variant in enumerate(option.variants, start=1):
         if variant.when:
             lines += [f"if {name} and {variant.when}:" , f"    {name}_mode = {mode}"]
     return lines
+
+
+def _promise_lines(plan: KernelPlan) -> list[str]:
+    """Host code for `bounded`: what the active variant, or the input itself, promises about the decay per token."""
+    if not plan.decay_axis:
+        return []
+    declared = {i.name: i.bounds for i in plan.spec.inputs}
+    names = [s.name for s in plan.decay_log.free_symbols] if plan.decay_log.is_Symbol else []
+    name = names[0] if names else ""
+    lines = [f"promise = {_low(declared.get(name))}"]
+    for option in plan.spec.options:
+        for mode, variant in enumerate(option.variants, start=1):
+            for rewrite in variant.rewrites:
+                if rewrite.target == name:
+                    lines += [f"if {option.name}_mode == {mode}:", f"    promise = {_low(rewrite.bounds)}"]
+    return [*lines, "bounded = within_block_range(promise)"]
+
+
+def _low(bounds: Bounds | None) -> str:
+    if bounds is None or (bounds.low == float("-inf") and not bounds.low_constant):
+        return "None"
+    return bounds.low_constant or repr(bounds.low)

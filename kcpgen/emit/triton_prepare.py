@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kcpgen.emit.render import render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     base_variable,
-    decay_lines,
+    compute_sums,
+    decay_sums,
     decayed,
     form_bases,
     launch_arguments,
@@ -22,8 +23,8 @@ from kcpgen.emit.triton_prologue import (
 from kcpgen.plan import KernelPlan, Row
 
 DEVICE_FUNCTIONS = (
-    "clamp_log_decay dot exp level_boundary level_decay load_column load_tile same_level select_row sigmoid softplus "
-    "unit_lower_inverse"
+    "after before block_anchor decay_from_edge dot dot_fp32 exp in_block level_decay level_edge load_column load_tile "
+    "log2_decay same_level sigmoid softplus sum_scalars unit_lower_inverse up_to"
 ).split()
 
 
@@ -43,12 +44,14 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     if plan.decay_axis is not None:
         width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
         fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
+    if plan.sums:
+        fields["sums"] = (f"{len(plan.sums)}, C, dtype=torch.float32", f"[NT, HV, {len(plan.sums)}, C] fp32, sums over keys")
     return fields
 
 
 def emit_prepare(plan: KernelPlan, shared: dict[str, object]) -> str:
     fields = scratch(plan)
-    text = "\n".join([*_prologue(plan), *_scores(plan), *_solve(plan), *_key_operands(plan), *_value_operands(plan)])
+    text = "\n".join([*_prologue(plan), *_scores(plan), *_solve(plan), *_key_operands(plan), *_solved_operands(plan), *_value_operands(plan)])
     return render(
         "prepare.py.jinja",
         **shared,
@@ -57,12 +60,14 @@ def emit_prepare(plan: KernelPlan, shared: dict[str, object]) -> str:
         scratch_fields=[[name, meaning] for name, (_, meaning) in fields.items()],
         scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
         scratch=list(fields),
+        work_width="KP" if plan.decay_axis else "16",
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
         prologue=_prologue(plan),
         scores=_scores(plan),
         solve=_solve(plan),
         key_operands=_key_operands(plan),
+        solved_operands=_solved_operands(plan),
         value_operands=_value_operands(plan),
     )
 
@@ -72,8 +77,9 @@ def _prologue(plan: KernelPlan) -> list[str]:
     return [
         *load_inputs(plan, inputs),
         *load_params(plan, [p for p in plan.spec.params if p.axis != "V"]),
-        *apply_rewrites(plan, [i.name for i in inputs], keep=False),
-        *decay_lines(plan),
+        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
+        *compute_sums(plan, None),
+        *decay_sums(plan),
         *form_bases(plan),
     ]
 
@@ -102,35 +108,50 @@ def _scores(plan: KernelPlan) -> list[str]:
 
 def _scores_vector(plan: KernelPlan) -> str:
     scores = list(rows_of_scores(plan))
-    before = {row.base for _, row, _ in scores if row.exclusive}
-    after = [b for b in plan.bases if b in plan.write or any(r.base == b and not r.exclusive for _, r, _ in scores)]
-    suffix = {True: "_B", False: "_E"}
+    variable = {b: base_variable(plan, b) for b in plan.bases}
+    exclusive = {row.base for _, row, _ in scores if row.exclusive}
+    inclusive = {row.base for _, row, _ in scores if not row.exclusive}
+
+    def tiles(chosen: Iterable[str]) -> list[str]:
+        return [variable[b] for b in plan.bases if b in chosen]
+
     return render(
         "decay/scores_vector.py.jinja",
         scores=[s for s, _, _ in scores],
-        inclusive=[base_variable(plan, b) for b in after],
-        exclusive=[base_variable(plan, b) for b in plan.bases if b in before],
+        columns=tiles(plan.write),
+        inclusive=tiles(inclusive),
+        both=tiles({*inclusive, *plan.write}),
+        exclusive=tiles(exclusive),
         pairs=[
-            [s, base_variable(plan, r.base) + suffix[r.exclusive], base_variable(plan, plan.write[j]) + "_E"]
-            for s, r, j in scores
+            [
+                score,
+                "up_to(rows)" if row is plan.read else "before(rows)",
+                variable[row.base] + ("_B" if row.exclusive else "_R"),
+                variable[plan.write[j]] + "_E",
+                variable[row.base] + ("_B" if row.exclusive else "_E"),
+            ]
+            for score, row, j in scores
         ],
-        own_token=[
-            [f"A_{j}", base_variable(plan, plan.read.base), base_variable(plan, plan.write[j])] for j in plan.terms
-        ],
+        own_token=[[f"A_{j}", variable[plan.read.base], variable[plan.write[j]]] for j in plan.terms],
     )
 
 
 def _scores_uniform(plan: KernelPlan) -> str:
     """One factor per pair of tokens, or none: the products of the plain operands come first and are exact in 16 bits."""
-    low = {b: f"{base_variable(plan, b)}_low" for b in plan.bases}
-    kinds: dict[str, list[list[str]]] = {"inclusive": [], "strict": [], "exclusive": []}
+    variable = {b: base_variable(plan, b) for b in plan.bases}
+    weighted, masked = [], []
     for score, row, j in rows_of_scores(plan):
-        kind = "inclusive" if row is plan.read else "exclusive" if row.exclusive else "strict"
-        kinds[kind].append([score, low[row.base], low[plan.write[j]]])
-    cast = "".join(f"{low[b]} = {base_variable(plan, b)}.to(LOW)\n" for b in plan.bases)
-    if plan.decay_axis is None:
-        return cast + render("decay/scores_none.py.jinja", inclusive=kinds["inclusive"], strict=kinds["strict"])
-    return cast + render("decay/scores_scalar.py.jinja", **kinds)
+        operands = [variable[row.base], variable[plan.write[j]]]
+        if plan.decay_axis is None:
+            masked.append([score, "up_to(rows)" if row is plan.read else "before(rows)", *operands])
+        elif row is plan.read:
+            weighted.append([score, "since", *operands])
+        else:
+            strict = "since_before" if row.exclusive else "tl.where(before(rows), since, 0.0)"
+            weighted.append([score, strict, *operands])
+    return render(
+        "decay/scores_uniform.py.jinja", low=[*dict.fromkeys(variable.values())], weighted=weighted, masked=masked
+    )
 
 
 def _solve(plan: KernelPlan) -> list[str]:
@@ -139,15 +160,15 @@ def _solve(plan: KernelPlan) -> list[str]:
     done: list[int] = []
     for r in plan.erasing:
         for a in done:
-            lines.append(f"P_{a} = " + " + ".join(f'dot(T_{a}_{b}, L_{b}_{r}, "tf32x3")' for b in done))
-        complement = "".join(f' + dot(L_{r}_{a}, P_{a}, "tf32x3")' for a in done)
-        lines.append(f"T_{r}_{r} = unit_lower_inverse(L_{r}_{r}{complement}, rows, rows, LEVELS)")
+            lines.append(f"P_{a} = " + " + ".join(f'dot_fp32(T_{a}_{b}, L_{b}_{r}, PRECISION)' for b in done))
+        complement = "".join(f' + dot_fp32(L_{r}_{a}, P_{a}, PRECISION)' for a in done)
+        lines.append(f"T_{r}_{r} = unit_lower_inverse(L_{r}_{r}{complement}, work, rows, C, LEVELS, PRECISION)")
         for b in done:
-            lines.append(f"Q_{b} = " + " + ".join(f'dot(L_{r}_{a}, T_{a}_{b}, "tf32x3")' for a in done))
-            lines.append(f'T_{r}_{b} = dot(T_{r}_{r}, Q_{b}, "tf32x3")')
+            lines.append(f"Q_{b} = " + " + ".join(f'dot_fp32(L_{r}_{a}, T_{a}_{b}, PRECISION)' for a in done))
+            lines.append(f'T_{r}_{b} = dot_fp32(T_{r}_{r}, Q_{b}, PRECISION)')
         for a in done:
-            lines.append(f'T_{a}_{r} = dot(P_{a}, T_{r}_{r}, "tf32x3")')
-            lines += [f'T_{a}_{b} += dot(T_{a}_{r}, Q_{b}, "tf32x3")' for b in done]
+            lines.append(f'T_{a}_{r} = dot_fp32(P_{a}, T_{r}_{r}, PRECISION)')
+            lines += [f'T_{a}_{b} += dot_fp32(T_{a}_{r}, Q_{b}, PRECISION)' for b in done]
         done.append(r)
     lines += [f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)" for i in done for e in done]
     lines += [f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in done for p in plan.pure_writes]
@@ -164,43 +185,57 @@ def _operand(plan: KernelPlan, row: Row) -> str:
 
 
 def _key_operands(plan: KernelPlan) -> list[str]:
-    store = "tl.store({name}_ptr + at * (C * {width}) + rows[:, None] * {width} + {columns}[None, :], {value})"
-    lines = ["key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]", "score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
-    lines.append(f"tl.store(q_in_ptr + key_tile, ({_operand(plan, plan.read)}{decayed(plan, 'G')}).to(LOW))")
-    end = "G_end[None, :] - G" if plan.decay_axis else "G_end - G"
+    """What reads the entering state or reaches the leaving one. Formed and stored first: registers are short later."""
+    lines = [
+        "key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]",
+        f"tl.store(q_in_ptr + key_tile, ({_operand(plan, plan.read)}{decayed(plan, 'G')}).to(LOW))",
+    ]
     for j in plan.terms:
-        written = base_variable(plan, plan.write[j]) + decayed(plan, end)
+        written = base_variable(plan, plan.write[j]) + decayed(plan, "G_after")
         lines.append(f"tl.store(w_out_{j}_ptr + key_tile, ({written}).to(LOW))")
-        lines.append(f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))")
     for i, row in plan.erase.items():
         exponent = "G_before" if row.exclusive else "G"
-        lines.append(f"a_in_{i}_low = ({_operand(plan, row)}{decayed(plan, exponent)}).to(LOW)")
-    for i in plan.erasing:
-        solved = " + ".join(f"dot(T_{i}_{e}_low, a_in_{e}_low, PRECISION)" for e in plan.erasing)
-        lines.append(f"tl.store(W_{i}_ptr + key_tile, ({solved}).to(LOW))")
-        lines += [f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)" for e in plan.erasing]
-        lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
+        lines.append(f"a_in_{i}_low = ({base_variable(plan, row.base)}{decayed(plan, exponent)}).to(LOW)")
     if plan.decay_axis is not None:
         at = "at * KP + keys" if plan.decay_axis else "at"
-        lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp(G_end))")
-    assert store
+        lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp2(G_end))")
     return lines
 
 
-def _value_operands(plan: KernelPlan) -> list[str]:
+def _solved_operands(plan: KernelPlan) -> list[str]:
+    lines = ["score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
+    lines += [f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms]
+    for i in plan.erasing:
+        solved = " + ".join(f"dot({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
+        lines.append(f"tl.store(W_{i}_ptr + key_tile, ({solved}).to(LOW))")
+        lines += [f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)" for e in plan.erasing]
+        lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
+    return lines
+
+
+def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
+    """T with the erase's coefficient on its columns, in fp32: the vectors themselves are then rounded only once."""
+    coefficient = plan.erase[e].coefficient
+    if coefficient == 1:
+        return f"T_{i}_{e}_low"
     code = printer(plan)
+    factor = code.atom(coefficient, "")
+    return f"(T_{i}_{e} * {factor}{'[None, :]' if code.varies_by_token(coefficient) else ''}).to(LOW)"
+
+
+def _value_operands(plan: KernelPlan) -> list[str]:
     inputs = plan.inputs_on("V")
     lines = [
         *load_inputs(plan, inputs),
         *load_params(plan, [p for p in plan.spec.params if p.axis == "V"]),
-        *apply_rewrites(plan, [i.name for i in inputs], keep=False),
+        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
     ]
     for j in plan.pure_writes:
-        lines.append(f"value_{j}_low = ({_value(plan, code, j)}).to(LOW)")
+        lines.append(f"value_{j}_low = ({_value(plan, j)}).to(LOW)")
         lines.append(f"tl.store(U0_{j}_ptr + value_tile, value_{j}_low)")
     for e in plan.erasing:
         reads = [f"dot(L_{e}_{p}_low, value_{p}_low, PRECISION)" for p in plan.pure_writes]
-        own = [] if plan.values[e] == 0 else [_value(plan, code, e)]
+        own = [] if plan.values[e] == 0 else [_value(plan, e)]
         lines.append(f"seen_{e}_low = ({' + '.join([*own, *reads]) or 'tl.zeros((C, BV), tl.float32)'}).to(LOW)")
     for i in plan.erasing:
         solved = " + ".join(f"dot(T_{i}_{e}_low, seen_{e}_low, PRECISION)" for e in plan.erasing)
@@ -208,6 +243,6 @@ def _value_operands(plan: KernelPlan) -> list[str]:
     return lines
 
 
-def _value(plan: KernelPlan, code: object, j: int) -> str:
+def _value(plan: KernelPlan, j: int) -> str:
     text = printer(plan).code(plan.values[j], "V")
     return text if plan.values[j].is_Symbol else f"tl.where(value_inside, {text}, 0.0)"

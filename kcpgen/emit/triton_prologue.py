@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kcpgen.emit.triton_code import TritonPrinter
 from kcpgen.plan import KernelPlan, PlannedRewrite
@@ -14,7 +14,7 @@ COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
 KERNEL_NAMES = frozenset(
     "at head batch first count rows keys live inside start columns owned boundary level diagonal since share own earlier "
-    "H HV C KP VP BV LOW LEVELS PRECISION G E S O M dO dS dG tl triton torch dot sigmoid softplus read decay log_decay "
+    "G_after G_before since_before E_before E_row E_column anchor edge work sums H HV C KP VP BV LOW LEVELS PRECISION G E S O M dO dS dG tl triton torch dot sigmoid softplus read decay log_decay "
     "layout tiles prepared do states scratch scale precision torch initial_state".split()
 )
 
@@ -25,8 +25,10 @@ def local_names(plan: KernelPlan) -> dict[str, str]:
     return {name: f"{name}_in" for name in declared if name in KERNEL_NAMES or "_" in name}
 
 
-def printer(plan: KernelPlan) -> TritonPrinter:
-    return TritonPrinter(spec=plan.spec, rename=local_names(plan))
+def printer(plan: KernelPlan, rename: Mapping[str, str] | None = None) -> TritonPrinter:
+    """Prints over the inputs, parameters and sums of a plan."""
+    axes = {planned.name: "" for planned in plan.sums}
+    return TritonPrinter(spec=plan.spec, rename=local_names(plan) if rename is None else rename, extra_axes=axes)
 
 
 def mode_name(option: str) -> str:
@@ -43,6 +45,7 @@ def parameters(plan: KernelPlan) -> list[str]:
     lines += [f"{local(plan, c.name)}," for c in plan.spec.constants]
     lines.append("scale,")
     lines += [f"{mode_name(o.name)}: tl.constexpr," for o in plan.spec.options]
+    lines += ["BOUNDED: tl.constexpr,"] if plan.decay_axis else []
     return lines
 
 
@@ -53,6 +56,7 @@ def launch_arguments(plan: KernelPlan) -> list[str]:
     lines += [f"{c.name}," for c in plan.spec.constants]
     lines.append("scale,")
     lines += [f"{o.name}_mode," for o in plan.spec.options]
+    lines += ["bounded,"] if plan.decay_axis else []
     return lines
 
 
@@ -94,47 +98,77 @@ def _used_outside_options(plan: KernelPlan, name: str) -> bool:
     return any(name in names(e) for e in exprs)
 
 
-def apply_rewrites(plan: KernelPlan, inputs: Sequence[str], *, keep: bool) -> Iterator[str]:
-    """Options in the spec's order; `keep` saves what each one read, for its backward."""
+def apply_rewrites(plan: KernelPlan, inputs: Sequence[str], *, backward: bool) -> Iterator[str]:
+    """Options in the spec's order.
+
+    The forward computes the sums they need; the backward reads those back, and keeps what each one read.
+    """
     for index, rewrite in enumerate(plan.rewrites):
         if rewrite.target in inputs:
-            yield from _apply(plan, index, rewrite, keep)
+            yield from _apply(plan, index, rewrite, backward)
 
 
-def _apply(plan: KernelPlan, index: int, rewrite: PlannedRewrite, keep: bool) -> Iterator[str]:
+def _apply(plan: KernelPlan, index: int, rewrite: PlannedRewrite, backward: bool) -> Iterator[str]:
     target = local(plan, rewrite.target)
     axis = plan.spec.axes[rewrite.target]
-    if keep:
-        yield f"{before(plan, rewrite.target, index)} = {target}"
+    if backward:
+        yield f"{version(plan, rewrite.target, index)} = {target}"
     yield f"if {mode_name(rewrite.option)} == {rewrite.mode}:"
+    if not backward:
+        yield from (f"    {line}" for line in compute_sums(plan, index))
     yield f"    {target} = tl.where({INSIDE[axis]}, {printer(plan).code(rewrite.value, axis)}, 0.0)"
 
 
-def before(plan: KernelPlan, name: str, index: int) -> str:
+def version(plan: KernelPlan, name: str, index: int) -> str:
     """The variable that holds `name` as rewrite number `index` reads it."""
     later = [i for i, r in enumerate(plan.rewrites) if i >= index and r.target == name]
     return f"{local(plan, name)}_before{later[0]}" if later else local(plan, name)
 
 
-def decay_lines(plan: KernelPlan) -> Iterator[str]:
-    """log_decay and its cumulative sums: G includes the token's own decay, G_before does not."""
+def compute_sums(plan: KernelPlan, rewrite: int | None) -> Iterator[str]:
+    """Sums over keys, kept for the backward."""
+    for number, planned in enumerate(plan.sums):
+        if planned.rewrite == rewrite:
+            yield f"{planned.name} = tl.sum({printer(plan).code(planned.value, 'K')}, axis=1)"
+            yield f"tl.store(sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows, {planned.name})"
+
+
+def load_sums(plan: KernelPlan) -> Iterator[str]:
+    for number, planned in enumerate(plan.sums):
+        load = f"{planned.name} = tl.load(sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows)"
+        if planned.rewrite is None:
+            yield load
+        else:
+            rewrite = plan.rewrites[planned.rewrite]
+            yield from (f"if {mode_name(rewrite.option)} == {rewrite.mode}:", f"    {load}")
+
+
+def decay_sums(plan: KernelPlan) -> Iterator[str]:
+    """Cumulative log2 decays: G through a token, G_before up to it, G_after from behind it to the chunk's end."""
     if plan.decay_axis is None:
         return
-    code = printer(plan).code(plan.decay_log, plan.decay_axis)
-    clamped = f"clamp_log_decay({code})"
+    log = f"log2_decay({printer(plan).code(plan.decay_log, plan.decay_axis)})"
     plain = plan.decay_log.is_Symbol
-    yield f"log_decay = {clamped}" if plain else f"log_decay = tl.where({INSIDE[plan.decay_axis]}, {clamped}, 0.0)"
+    yield f"log_decay = {log if plain else f'tl.where({INSIDE[plan.decay_axis]}, {log}, 0.0)'}"
     yield "G = tl.cumsum(log_decay, axis=0)"
     if plan.exclusive:
         yield "G_before = G - log_decay"
-    yield "G_end = " + ("select_row(G, rows, C - 1)" if plan.decay_axis else "tl.sum(tl.where(rows == C - 1, G, 0.0), axis=0)")
+    if plan.decay_axis:
+        yield "G_end = tl.sum(log_decay, axis=0)"
+        yield "G_after = tl.minimum(G_end[None, :] - G, 0.0)"
+    else:
+        yield "G_end = tl.sum(log_decay, axis=0)"
+        yield "G_after = sum_scalars(after(rows), log_decay)"
+        yield "since = tl.exp2(tl.where(up_to(rows), G[:, None] - G[None, :], float('-inf')))"
+    if plan.exclusive and not plan.decay_axis:
+        yield "since_before = tl.exp2(tl.where(before(rows), G_before[:, None] - G[None, :], float('-inf')))"
 
 
 def decayed(plan: KernelPlan, exponent: str) -> str:
-    """Code of exp(exponent) as a factor of a [C, KP] tile, with the leading ` * `; empty without a decay."""
+    """Code of the decay over `exponent` as a factor of a [C, keys] tile, with the leading ` * `; empty without a decay."""
     if plan.decay_axis is None:
         return ""
-    return f" * tl.exp({exponent})" + ("" if plan.decay_axis else "[:, None]")
+    return f" * tl.exp2({exponent})" + ("" if plan.decay_axis else "[:, None]")
 
 
 def form_bases(plan: KernelPlan) -> Iterator[str]:

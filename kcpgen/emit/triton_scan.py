@@ -2,78 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit.render import render
-from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
+from kcpgen.emit.triton_blocks import BlockPrinter, math
 from kcpgen.plan import KernelPlan
 
+LOW = "q_in_tile.dtype"
 
-def emit_scan(plan: KernelPlan, shared: dict[str, object]) -> str:
+
+def emit_scan(plan: KernelPlan) -> str:
     equations = [e for e in plan.form.solved if e.target.name in ("U", "O", "S_next")]
-    out = BlockPrinter(accumulators=frozenset({"S", "U"}), rename={"S_next": "S"}, decay=_decay_factor(plan))
-    key_operands = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"W_{i}" for i in plan.erasing)]
-    value_operands = [f"U0_{j}" for j in plan.terms]
-    score_operands = [f"A_{j}" for j in plan.terms]
+    out = _printer(plan, {"S", "U"}, {"S_next": "S"})
     return render(
         "scan.py.jinja",
-        **_only(shared, "title"),
+        **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
-        operands=[*key_operands, *value_operands, *score_operands, *_decay_operand(plan)],
-        key_operands=key_operands,
-        value_operands=value_operands,
-        score_operands=score_operands,
         corrected=[f"U_{i}" for i in plan.erasing],
-        decay_load=_decay_load(plan),
         correct=_corrected(out, equations, "U"),
-        output=[out.assign(e) for e in equations if e.target.name == "O"],
-        advance=[out.assign(e) for e in equations if e.target.name == "S_next"],
+        output=_assigned(out, equations, "O"),
+        advance=_assigned(out, equations, "S_next"),
     )
 
 
-def emit_reverse(plan: KernelPlan, shared: dict[str, object]) -> str:
+def emit_reverse(plan: KernelPlan) -> str:
     equations = plan.form.reverse_scan
-    out = BlockPrinter(accumulators=frozenset({"dS_next", "dU"}), rename={"dS": "dS_next"}, decay=_decay_factor(plan))
-    key_operands = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"W_{i}" for i in plan.erasing)]
-    score_operands = [f"A_{j}" for j in plan.terms]
+    out = _printer(plan, {"dS_next", "dU"}, {"dS": "dS_next"})
+    operands = _operands(plan, value_operands=[])
+    del operands["value_operands"]
     return render(
         "reverse.py.jinja",
-        **_only(shared, "title"),
+        **operands,
         equations=[math(e) for e in equations],
-        operands=[*key_operands, *score_operands, *_decay_operand(plan)],
-        key_operands=key_operands,
-        score_operands=score_operands,
         gradients=[f"dU_{j}" for j in plan.terms],
-        decay_load=_decay_load(plan),
         correct=_corrected(out, equations, "dU"),
-        advance=[out.assign(e) for e in equations if e.target.name == "dS"],
+        advance=_assigned(out, equations, "dS"),
     )
 
 
-def _only(shared: dict[str, object], *names: str) -> dict[str, object]:
-    return {name: shared[name] for name in names}
+def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
+    return BlockPrinter(
+        accumulators=frozenset({*accumulators, *rename.values(), *rename}),
+        rename=rename,
+        tile_suffix="_tile",
+        transposed=True,
+        decay="" if plan.decay_axis is None else "decay_out",
+        decay_axis=plan.decay_axis or "",
+    )
 
 
-def _decay_operand(plan: KernelPlan) -> list[str]:
-    return [] if plan.decay_axis is None else ["decay_out"]
+def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, object]:
+    key_operands = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"W_{i}" for i in plan.erasing)]
+    score_operands = [f"A_{j}" for j in plan.terms]
+    decay = [] if plan.decay_axis is None else ["decay_out"]
+    return {
+        "title": plan.spec.title,
+        "operands": [*key_operands, *value_operands, *score_operands],
+        "key_operands": key_operands,
+        "value_operands": value_operands,
+        "score_operands": score_operands,
+        "decay_operand": decay,
+        "decay_load": [f"{d} = tl.load({d}_ptr + at{' * KP + keys' if plan.decay_axis else ''})" for d in decay],
+    }
 
 
-def _decay_load(plan: KernelPlan) -> list[str]:
-    if plan.decay_axis is None:
-        return []
-    return ["decay_out = tl.load(decay_out_ptr + " + ("at * KP + keys)" if plan.decay_axis else "at)")]
+def _corrected(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:
+    return [line for e in equations if e.target.name == target for line in out.corrected(e, LOW)]
 
 
-def _decay_factor(plan: KernelPlan) -> str:
-    if plan.decay_axis is None:
-        return ""
-    return "decay_out[:, None]" if plan.decay_axis else "decay_out"
-
-
-def _corrected(out: BlockPrinter, equations: Iterable[Equation], target: str) -> list[str]:
-    wanted: Sequence[Equation] = [e for e in equations if e.target.name == target]
-    return [line.replace("LOW", "q_in.dtype") for e in wanted for line in out.corrected(e)]
-
-
-__all__ = ["emit_reverse", "emit_scan", "variable"]
+def _assigned(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:
+    return [out.assign(e) for e in equations if e.target.name == target]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,16 @@ class PrepareTiles:
     value_width: int
     value_block: int
     warps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTiles:
+    """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight."""
+
+    key_block: int
+    value_block: int
+    warps: int
+    stages: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +46,37 @@ class Tiles:
     scan: ScanTiles
     states: ScanTiles
     reverse: ScanTiles
-    gradients: PrepareTiles
+    gradients: GradientTiles
 
 
 def choose_tiles(
     *, keys: int, values: int, decay: str, terms: int, dtype: torch.dtype, whole_value_axis: bool = False
 ) -> Tiles:
     """A configuration that fits registers and shared memory of an sm_90 multiprocessor."""
-    key_width, value_width = padded(keys), padded(values)
+    key_width, value_width = padded(keys), max(64, padded(values))
     wide = key_width > 128
     fp32 = scratch_dtype(dtype) is torch.float32
     chunk = 16 if wide and fp32 else 32
-    if decay != "vector" and terms == 1 and not wide and not fp32:
+    if decay != "vector" and not wide and not fp32:
         chunk = 64
-    block = min(value_width, 32 if wide or fp32 else 64)
-    parallel = value_width if whole_value_axis else min(value_width, 32)
-    warps = 8 if wide or chunk == 64 else 4
-    scan = ScanTiles(value_block=block, warps=4, stages=1 if fp32 else 2)
+    parallel = value_width if whole_value_axis else min(value_width, 32 if fp32 else 64)
+    scan = ScanTiles(value_block=64, warps=4, stages=1 if fp32 else 2 if wide else 3)
     return Tiles(
         chunk=chunk,
-        prepare=PrepareTiles(key_width=key_width, value_width=value_width, value_block=parallel, warps=warps),
+        prepare=PrepareTiles(
+            key_width=key_width, value_width=value_width, value_block=parallel, warps=8 if wide else 4
+        ),
         scan=scan,
         states=scan,
         reverse=scan,
-        gradients=PrepareTiles(key_width=key_width, value_width=value_width, value_block=parallel, warps=warps),
+        gradients=GradientTiles(key_block=min(key_width, 32 if fp32 else 64), value_block=parallel, warps=4, stages=2),
     )
+
+
+def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Dense scratch [..., rows of a chunk, width] as one tall matrix, to be read and written in [rows, columns] tiles."""
+    width = scratch.shape[-1]
+    return TensorDescriptor(scratch, [scratch.numel() // width, width], [width, 1], [rows, columns])
 
 
 def padded(width: int) -> int:
@@ -82,16 +99,19 @@ def unit_stride(x: torch.Tensor) -> torch.Tensor:
     return x if x.shape[-1] <= 1 or x.stride(-1) == 1 or x.dim() == 3 else x.contiguous()
 
 
-def gradient_buffer(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Contiguous [B, T, HV, ...] to be written by every head; fp32 when heads of a group are still to be summed."""
+def gradient_buffer(x: torch.Tensor, heads: int, carrying: bool = False) -> torch.Tensor:
+    """Contiguous [B, T, HV, ...] to be written by every head.
+
+    fp32 when heads of a group are still to be summed, or when the kernel carries partial results in it.
+    """
     shape = (*x.shape[:2], heads, *x.shape[3:])
-    return x.new_empty(shape, dtype=x.dtype if heads == x.shape[2] else torch.float32)
+    return x.new_empty(shape, dtype=torch.float32 if carrying or heads != x.shape[2] else x.dtype)
 
 
 def sum_over_group(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """[B, T, HV, ...] to the shape and dtype of x [B, T, H, ...]: heads that share an input add up."""
     if gradient.shape == x.shape:
-        return gradient
+        return gradient.to(x.dtype)
     return gradient.unflatten(2, (x.shape[2], -1)).sum(3).to(x.dtype)
 
 
@@ -102,3 +122,8 @@ def partial_sums(param: torch.Tensor | None, chunks: int, heads: int) -> torch.T
 
 def sum_over_chunks(shares: torch.Tensor | None, param: torch.Tensor | None) -> torch.Tensor | None:
     return None if shares is None or param is None else shares.sum(0).reshape(param.shape)
+
+
+def within_block_range(promise: float | None) -> bool:
+    """Whether decays promised to be >= `promise` per token let 16 tokens share one anchor: exp(16 * 5.5) fits fp32."""
+    return promise is not None and promise >= -5.5

@@ -10,10 +10,19 @@ both taken from the boundary between the halves: no overflow, no bound on the ga
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from kcpgen.runtime.interpreter import mend
+
+    mend()
+
 NO_DECAY_BELOW = tl.constexpr(-120.0)  # exp(-120) is 0 in fp32: clamping here keeps -inf out of differences and changes no value
+
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -62,18 +71,19 @@ def softplus(x):
 
 
 @triton.jit
-def clamp_log_decay(g):
-    return tl.maximum(g, NO_DECAY_BELOW)
+def log2_decay(g):
+    """The exponent of 2 of a natural-log decay: kernels decay by exp2, one instruction."""
+    return tl.maximum(g, NO_DECAY_BELOW) * LOG2_E
 
 
 @triton.jit
 def decays(log_decay):
-    """Where a log decay was not clamped: below, neither the value nor the gradient matters."""
-    return log_decay > NO_DECAY_BELOW
+    """Where a log2_decay was not clamped: below, neither the value nor the gradient matters."""
+    return log_decay > NO_DECAY_BELOW * LOG2_E
 
 
 @triton.jit
-def same_level(rows, columns, level: tl.constexpr):
+def same_level(rows, columns, level):
     """[C, C] mask of the pairs (later row, earlier column) that `level` owns."""
     t = rows[:, None]
     s = columns[None, :]
@@ -81,7 +91,7 @@ def same_level(rows, columns, level: tl.constexpr):
 
 
 @triton.jit
-def same_level_T(rows, columns, level: tl.constexpr):
+def same_level_T(rows, columns, level):
     """The transpose of `same_level`: (earlier row, later column)."""
     t = columns[None, :]
     s = rows[:, None]
@@ -89,34 +99,121 @@ def same_level_T(rows, columns, level: tl.constexpr):
 
 
 @triton.jit
-def level_boundary(G, level: tl.constexpr, C: tl.constexpr, KP: tl.constexpr):
-    """[C, KP]: G at the last token of the earlier half of each token's block."""
-    half: tl.constexpr = 1 << level
-    block: tl.constexpr = 2 * half
-    tiles = tl.reshape(G, (C // block, block, KP))
-    last = (tl.arange(0, block) == half - 1)[None, :, None]
-    boundary = tl.sum(tl.where(last, tiles, 0.0), axis=1)
-    return tl.reshape(tl.broadcast_to(boundary[:, None, :], (C // block, block, KP)), (C, KP))
+def sum_scalars(chosen, x):
+    """[C]: `sum_tokens` of one number per token."""
+    return tl.sum(tl.where(chosen, x[None, :], 0.0), axis=1)
 
 
 @triton.jit
-def level_decay(G, boundary, rows, level: tl.constexpr):
-    """[C, KP] factors: boundary to token in a later half, token to boundary in an earlier one."""
-    later = (((rows >> level) & 1) == 1)[:, None]
-    return tl.exp(tl.where(later, G - boundary, boundary - G))
+def up_to(rows):
+    """chosen[t, s]: s <= t."""
+    return rows[:, None] >= rows[None, :]
 
 
 @triton.jit
-def unit_lower_inverse(L, rows, columns, LEVELS: tl.constexpr):
-    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C], by exact block inversion, level by level.
+def before(rows):
+    """chosen[t, s]: s < t."""
+    return rows[:, None] > rows[None, :]
 
-    If X holds the inverses of the diagonal blocks of one size, those of twice the size need only the block between
-    the halves: X + X L_level X. Products run in tf32x3: Neumann series in 16 bits blow up when keys repeat.
+
+@triton.jit
+def after(rows):
+    """chosen[t, s]: s > t."""
+    return rows[:, None] < rows[None, :]
+
+
+@triton.jit
+def from_on(rows):
+    """chosen[t, s]: s >= t."""
+    return rows[:, None] <= rows[None, :]
+
+
+@triton.jit
+def in_block(rows):
+    """chosen[t, s]: both in one block of 16 tokens."""
+    return (rows[:, None] // 16) == (rows[None, :] // 16)
+
+
+@triton.jit
+def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
+    """[C, WIDTH]: G at the last token of the earlier half of each token's block at `level`, from [C, WIDTH] at G_ptr.
+
+    Memory serves as the exchange between threads: a program has just written its own G there, behind a barrier.
     """
-    X = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0) + tl.where(same_level(rows, columns, 0), L, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        across = tl.where(same_level(rows, columns, level), L, 0.0)
-        X += tl.dot(tl.dot(X, across, input_precision="tf32x3"), X, input_precision="tf32x3")
+    last = ((rows >> (level + 1)) << (level + 1)) + (1 << level) - 1
+    return tl.load(G_ptr + last[:, None] * WIDTH + columns[None, :])
+
+
+@triton.jit
+def level_decay(G, edge, rows, level):
+    """[C, WIDTH] factors <= 1: from the edge through a token of the later half, from after one of the earlier half to it."""
+    later = (((rows >> level) & 1) == 1)[:, None]
+    return tl.exp2(tl.where(later, G - edge, edge - G))
+
+
+@triton.jit
+def decay_from_edge(G, edge):
+    """[C, WIDTH]: exp2(G - edge) where a token lies after its edge; 1, to be masked, where it does not."""
+    return tl.exp2(tl.minimum(G - edge, 0.0))
+
+
+@triton.jit
+def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
+    """[C, WIDTH]: G before the first token of each token's block of 16."""
+    last = (rows // 16) * 16 - 1
+    return tl.load(G_ptr + last[:, None] * WIDTH + columns[None, :], mask=(last >= 0)[:, None], other=0.0)
+
+
+@triton.jit
+def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
+    """Block-diagonal [C, C] of the inverses of the 16 x 16 diagonal blocks of I - L, by forward substitution in fp32.
+
+    Every thread owns a column of a block; the entries of L it needs come by broadcast from `scratch`, C * 16 fp32 numbers
+    of this program's own.
+    """
+    column = tl.arange(0, 16)
+    block = tl.arange(0, C // 16)
+    same_block = (rows[:, None] // 16) == (rows[None, :] // 16)
+    place = scratch + rows[:, None] * 16 + (rows % 16)[None, :]
+    tl.debug_barrier()
+    tl.store(place, L, mask=same_block)
+    tl.debug_barrier()
+    solved = ()
+    for t in tl.static_range(16):
+        row = tl.where(column == t, 1.0, 0.0)[None, :] + tl.zeros((C // 16, 16), tl.float32)
+        for s in tl.static_range(t):
+            row += tl.load(scratch + (block * 16 + t) * 16 + s)[:, None] * solved[s]
+        solved = solved + (row,)
+    tl.debug_barrier()
+    for t in tl.static_range(16):
+        tl.store(scratch + (block[:, None] * 16 + t) * 16 + column[None, :], solved[t])
+    tl.debug_barrier()
+    return tl.load(place, mask=same_block, other=0.0)
+
+
+@triton.jit
+def dot_fp32(a, b, PRECISION: tl.constexpr):
+    """a @ b of fp32 operands: tf32x3, or where the operands of the op are 16 bits anyway, three bf16 products (2^-16)."""
+    if PRECISION == "tf32x3":
+        return tl.dot(a, b, input_precision="tf32x3")
+    a_high = a.to(tl.bfloat16)
+    b_high = b.to(tl.bfloat16)
+    a_low = (a - a_high.to(tl.float32)).to(tl.bfloat16)
+    b_low = (b - b_high.to(tl.float32)).to(tl.bfloat16)
+    return tl.dot(a_high, b_high) + tl.dot(a_low, b_high) + tl.dot(a_high, b_low)
+
+
+@triton.jit
+def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C].
+
+    Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the size
+    need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when keys repeat.
+    """
+    X = invert_diagonal_blocks(L, scratch, rows, C)
+    for level in tl.static_range(4, LEVELS):
+        across = tl.where(same_level(rows, rows, level), L, 0.0)
+        X += dot_fp32(dot_fp32(X, across, PRECISION), X, PRECISION)
     return X
 
 
@@ -124,9 +221,3 @@ def unit_lower_inverse(L, rows, columns, LEVELS: tl.constexpr):
 def dot(a, b, PRECISION: tl.constexpr):
     """a @ b with an fp32 sum; PRECISION matters for fp32 operands only, Triton's own default there is tf32."""
     return tl.dot(a, b, input_precision=PRECISION)
-
-
-@triton.jit
-def select_row(x, rows, index):
-    """Row `index` of [C, KP] (-> [KP])."""
-    return tl.sum(tl.where((rows == index)[:, None], x, 0.0), axis=0)
