@@ -7,14 +7,14 @@ SPECS := $(sort $(wildcard specs/*.kcp))
 READY := $(VENV)/.kcpgen-ready
 PINS := requirements-test.txt
 
-.PHONY: demo test check-generated lint types unit generated clean
+.PHONY: demo test check-generated lint types unit sm90 generated clean
 
 demo: $(READY)
 	$(BIN)/kcpgen build specs/kda.kcp
 	$(BIN)/python examples/demo.py
 	$(BIN)/kcpgen verify specs/kda.kcp --quick
 
-test: check-generated lint types unit
+test: check-generated lint types sm90 unit
 
 check-generated: $(READY)
 	$(BIN)/kcpgen build --check $(SPECS)
@@ -28,6 +28,10 @@ types: $(READY)
 
 unit: $(READY)
 	$(BIN)/pytest -n 2
+
+# Every kernel compiled for a GPU that need not be here, with its registers, stack and shared memory.
+sm90: $(READY)
+	ls -d generated/*/ | xargs -n 1 -P 2 $(BIN)/python -m kcpgen.verify.resources
 
 generated: $(READY)
 	$(BIN)/kcpgen build $(SPECS)
