@@ -174,3 +174,11 @@ def test_the_command_returns_1_when_a_bound_is_missed(
     assert run(op.directory, device="cpu", quick=True, json_path=tmp_path / "out.json") == 1
     assert "MISSED" in capsys.readouterr().out
     assert '"ok": false' in (tmp_path / "out.json").read_text(encoding="utf-8")
+
+
+def test_several_processes_give_what_one_does(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = []
+    for jobs in (1, 2):
+        assert run(op.directory, device="cpu", quick=True, json_path=None, jobs=jobs) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
