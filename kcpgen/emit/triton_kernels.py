@@ -6,8 +6,9 @@ from kcpgen.emit.render import render
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_prepare import emit_prepare
 from kcpgen.emit.triton_scan import emit_reverse, emit_scan
+from kcpgen.emit.triton_summary import emit_summary
 from kcpgen.plan import KernelPlan
-from kcpgen.spec import Bounds, Option
+from kcpgen.spec import Bounds, Option, Spec
 
 
 def emit_triton(plan: KernelPlan) -> dict[str, str]:
@@ -18,6 +19,7 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
         "scan.py": emit_scan(plan),
         "reverse.py": emit_reverse(plan),
         "gradients.py": emit_gradients(plan, shared),
+        **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
         "autograd.py": _emit_autograd(plan),
     }
 
@@ -53,33 +55,41 @@ def _emit_autograd(plan: KernelPlan) -> str:
     spec = plan.spec
     plain = [*(c.name for c in spec.constants), "scale", *_modes(plan), *(["bounded"] if plan.decay_axis else [])]
     kind = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
+    dense = plan.form.transition == "dense"
     return render(
         "autograd.py.jinja",
-        title=spec.title,
+        title=plan.spec.title,
         op=spec.name,
-        class_name="".join(part.capitalize() for part in spec.name.split("_")),
         inputs=[i.name for i in spec.inputs],
         params=[p.name for p in spec.params],
-        differentiable=[d.name for d in (*spec.inputs, *spec.params)],
-        plain=plain,
         forwarded=[f"{name}={name}" for name in plain],
-        keywords=[*(p.name for p in spec.params), *(c.name for c in spec.constants), *(o.name for o in spec.options), *spec.flags],
-        modes=[*(line for option in spec.options for line in _mode_lines(option)), *_promise_lines(plan)],
+        keywords=[
+            *(p.name for p in spec.params),
+            *(c.name for c in spec.constants),
+            *(o.name for o in spec.options),
+            *spec.flags,
+        ],
+        modes=[*(line for option in spec.options for line in _mode_lines(spec, option)), *_promise_lines(plan)],
         key_input=_key_input(plan),
         value_input=plan.inputs_on("V")[0].name,
+        value_index=[i.name for i in spec.inputs].index(plan.inputs_on("V")[0].name),
         decay_kind=kind,
         term_count=len(plan.terms),
         whole_value_axis=", whole_value_axis=True" if plan.whole_value_axis else "",
+        transition=plan.form.transition,
+        transitions="transitions" if dense else "None",
+        summary_import=["from .summary import transitions"] if dense else [],
     )
 
 
-def _mode_lines(option: Option) -> list[str]:
+def _mode_lines(spec: Spec, option: Option) -> list[str]:
     """Host code that picks an option's variant: the last one whose condition is given."""
     name = option.name
     lines = [f"{name}_mode = 1 if {name} else 0"]
     for mode, variant in enumerate(option.variants, start=1):
         if variant.when:
-            lines += [f"if {name} and {variant.when}:" , f"    {name}_mode = {mode}"]
+            given = variant.when if variant.when in spec.flags else f"{variant.when} is not None"
+            lines += [f"if {name} and {given}:", f"    {name}_mode = {mode}"]
     return lines
 
 

@@ -17,7 +17,7 @@ def emit_summary(plan: KernelPlan) -> str:
     return render(
         "summary.py.jinja",
         title=plan.spec.title,
-        equation=math(transition).replace("M =", "M_chunk ="),
+        transition=math(transition).removeprefix("M = "),
         operands=list(_operands(transition)),
         decay_operand=decay,
         decay_load=[f"{d} = tl.load({d}_ptr + at{' * KP + keys' if plan.decay_axis else ''})" for d in decay],

@@ -8,9 +8,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_context
+from threading import BrokenBarrierError
 from typing import Any
 from unittest import mock
 
@@ -27,10 +28,11 @@ from kcpgen.verify.compare import evaluate
 def run(ranks: int, body: Callable[..., Any], *arguments: Any, within: float = 120.0) -> list[Any]:
     """What `body(rank, *arguments)` returned, or the exception's type and text, for every rank."""
     context = get_context("spawn")
-    results = context.SimpleQueue()
+    results, end = context.SimpleQueue(), context.Barrier(ranks)
     port = free_port()
     processes = [
-        context.Process(target=_process, args=(rank, ranks, port, results, body, arguments)) for rank in range(ranks)
+        context.Process(target=_process, args=(rank, ranks, port, results, end, body, arguments))
+        for rank in range(ranks)
     ]
     for process in processes:
         process.start()
@@ -54,7 +56,9 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _process(rank: int, ranks: int, port: int, results: Any, body: Callable[..., Any], arguments: Any) -> None:
+def _process(
+    rank: int, ranks: int, port: int, results: Any, end: Any, body: Callable[..., Any], arguments: Any
+) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
@@ -63,8 +67,8 @@ def _process(rank: int, ranks: int, port: int, results: Any, body: Callable[...,
     except Exception as error:
         traceback.print_exc()
         results.put((rank, (type(error).__name__, str(error))))
-    if rank == 0:
-        time.sleep(1.0)  # rank 0 holds the store that the others may still read
+    with suppress(BrokenBarrierError):
+        end.wait(60.0)  # rank 0 holds the store that the others may still read
     sys.stdout.flush()
     os._exit(0)  # a group that failed must not hold up the end of its processes
 
@@ -163,7 +167,7 @@ def _broken_summary(broken: bool) -> Iterator[None]:
     if not broken:
         yield
         return
-    with mock.patch.object(torch_op.TorchForward, "carry", side_effect=MemoryError("out of memory")):
+    with mock.patch.object(torch_op.TorchForward, "summarise", side_effect=MemoryError("out of memory")):
         yield
 
 

@@ -81,6 +81,15 @@ def _joined_transitions(transitions: Tensor | None, pairs: int, product: Product
     return product(later, earlier, None)
 
 
+def compose(transitions: Tensor, product: Product) -> Tensor:
+    """[HV, K, K]: all of [n, HV, K, K] one after the other, M[n - 1] ... M[0], in log2(n) steps."""
+    while len(transitions) > 1:
+        pairs, odd = divmod(len(transitions), 2)
+        joined = product(transitions[1 : 2 * pairs : 2], transitions[0 : 2 * pairs : 2], None)
+        transitions = torch.cat([joined, transitions[-1:]]) if odd else joined
+    return transitions[0]
+
+
 def _dense(transitions: Tensor, x: Tensor, added: Tensor | None) -> Tensor:
     product = transitions @ x
     return product if added is None else product + added

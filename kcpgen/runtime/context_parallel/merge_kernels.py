@@ -35,7 +35,7 @@ def fold_kernel(
     for step in tl.range(1, ranks):
         tl.store(merged_ptr + tile, S, mask=inside)
         tl.debug_barrier()
-        rank = (ranks - 1 - step if BACKWARD else step).to(tl.int64)
+        rank = tl.zeros((), tl.int64) + (ranks - 1 - step if BACKWARD else step)
         M_ptr = transitions_ptr + (rank if BACKWARD else rank - 1) * transition_stride + head * K * K
         S = tl.load(states_ptr + rank * state_stride + tile, mask=inside, other=0.0)
         for start in tl.static_range(0, KP, BK):

@@ -36,11 +36,11 @@ class Op(Protocol):
 class Forward(Op, Protocol):
     """Local sequences are named by a range of their numbers; `initial` and `final` have a row for each of them."""
 
-    def carry(self, sequences: range, initial: Tensor | None, final: Tensor) -> None:
-        """Their final states and nothing else, in the very arithmetic of `run`."""
+    def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
+        """The final state [1, HV, K, V] of one sequence, in the very arithmetic of `run`, and M [HV, ...] if asked for.
 
-    def transition(self, sequence: int, out: Tensor) -> None:
-        """M of S_next = M S + S_ext over one sequence."""
+        S_next = M S + S_ext over the sequence; with no initial state, the final one is S_ext.
+        """
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         """Their outputs and, if asked for, their final states."""
@@ -49,8 +49,8 @@ class Forward(Op, Protocol):
 class Backward(Op, Protocol):
     """`leaving` is the gradient of final states, `entering` that of initial ones; a row for each sequence named."""
 
-    def carry(self, sequences: range, leaving: Tensor | None, entering: Tensor) -> None:
-        """Gradients of their initial states and nothing else."""
+    def summarise(self, sequence: int, entering: Tensor) -> None:
+        """The gradient of one sequence's initial state [1, HV, K, V], when none reaches its final one."""
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
         """Everything of their backward that goes from token to token, for `finish` to use."""
@@ -102,10 +102,10 @@ def _summarise(op: Forward, cp: CPContext, exchange: Exchange, initial: Tensor |
     """The last sequence: from its own initial state where it begins here, else from zero, with a transition."""
     shard, form = cp.shard, exchange.form
     last = range(shard.sequences - 1, shard.sequences)
-    if shard.interior and form.transitions:
-        op.transition(last.start, form.transition(exchange.payload))
     if shard.sends:
-        op.carry(last, None if shard.interior else _rows(initial, last), form.states(exchange.payload)[None])
+        transition = form.transition(exchange.payload) if shard.interior and form.transitions else None
+        initial = None if shard.interior else _rows(initial, last)
+        op.summarise(last.start, initial, form.states(exchange.payload)[None], transition)
 
 
 def backward(
@@ -140,7 +140,7 @@ def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving
         return range(0)
     summary = exchange.form.states(exchange.payload)[None]
     if shard.interior:
-        op.carry(first, None, summary)
+        op.summarise(0, summary)
         return range(0)
     op.run(first, _rows(leaving, first), summary)
     return first

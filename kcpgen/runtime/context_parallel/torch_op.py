@@ -91,8 +91,10 @@ class TorchForward(_TorchOp):
     def o(self) -> Tensor:
         return torch.cat([self._outputs[first] for first in sorted(self._outputs)], dim=1)
 
-    def carry(self, sequences: range, initial: Tensor | None, final: Tensor) -> None:
-        final.copy_(self._final(sequences, initial))
+    def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
+        final.copy_(self._final(range(sequence, sequence + 1), initial))
+        if transition is not None:
+            self._transition(sequence, transition)
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         o, last = self._run.call(self._run.cut(self._tensors, sequences), sequences, initial)
@@ -100,7 +102,7 @@ class TorchForward(_TorchOp):
         if final is not None:
             final.copy_(last)
 
-    def transition(self, sequence: int, out: Tensor) -> None:
+    def _transition(self, sequence: int, out: Tensor) -> None:
         sequences = range(sequence, sequence + 1)
         external = self._final(sequences, None)
         if self.kind != "dense":
@@ -127,8 +129,8 @@ class TorchBackward(_TorchOp):
         self._initial = initial
         self._gradients = [torch.zeros_like(x) for x in tensors]
 
-    def carry(self, sequences: range, leaving: Tensor | None, entering: Tensor) -> None:
-        entering.copy_(self._differentiate(sequences, leaving, tensors=False)[-1])
+    def summarise(self, sequence: int, entering: Tensor) -> None:
+        entering.copy_(self._differentiate(range(sequence, sequence + 1), None, tensors=False)[-1])
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
         *found, state = self._differentiate(sequences, leaving, tensors=True)
