@@ -79,6 +79,29 @@ def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, 
         sys.exit(run(output / package.name, device=device, quick=quick, json_path=json_path, jobs=jobs))
 
 
+@main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def simulate(arguments: tuple[str, ...]) -> None:
+    """Run the op of SPEC on simulated ranks, compare with one device, say where a fault lies; --help for options.
+
+    Exits with 1 when ranks differ from one device, or both from the per-token float64 reference.
+    """
+    import tempfile
+
+    from kcpgen.simulate.arguments import parser
+
+    options = parser("kcpgen simulate", "Context parallelism on one device: every rank's own code, run in turn.")
+    options.add_argument("spec", type=Path, metavar="SPEC")
+    chosen = vars(options.parse_args(arguments))
+    with tempfile.TemporaryDirectory(prefix="kcpgen-simulate-") as scratch:
+        output = Path(scratch, "generated")
+        (package,) = _each((chosen.pop("spec"),), lambda path: _compile(path, output))
+        _write((package,), output, quiet=True)
+        from kcpgen.simulate.command import Request, run
+
+        sys.exit(run(output / package.name, Request(**chosen)))
+
+
 def _compile(path: Path, output: Path) -> Package:
     from kcpgen.compiler import compile_spec
 

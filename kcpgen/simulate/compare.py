@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -44,6 +47,7 @@ class Comparison:
     case: Case
     spread: Spread
     bounds: tuple[int, ...]
+    chunk: int | None  # tokens per chunk of the kernels, None without kernels or where ranks used other chunks
     figures: tuple[Figure, ...]
 
 
@@ -54,11 +58,33 @@ def simulate(op: Op, case: Case, spread: Spread, device: str, *, reference: str 
     naive = (
         evaluate(op.naive, exact, case) if reference == "naive" else evaluate(op.chunk, exact, case, backend="eager")
     )
-    one = evaluate(op.chunk, inputs, case, backend=case.backend)
-    cp = on_ranks(op, case, inputs, spread)
+    with observed_chunks() as chunks:
+        one = evaluate(op.chunk, inputs, case, backend=case.backend)
+        cp = on_ranks(op, case, inputs, spread)
     bounds = shard_bounds(case.offsets[-1], spread.ranks, spread.layout)
     figures = [f for name in one for f in _figures(op, case, bounds, name, cp[name], one[name], naive[name])]
-    return Comparison(op=op, case=case, spread=spread, bounds=bounds, figures=tuple(figures))
+    chunk = chunks.pop() if len(chunks) == 1 else None
+    return Comparison(op=op, case=case, spread=spread, bounds=bounds, chunk=chunk, figures=tuple(figures))
+
+
+@contextmanager
+def observed_chunks() -> Iterator[set[int]]:
+    """The set of chunk lengths that kernels are launched with inside."""
+    seen: set[int] = set()
+    try:
+        from kcpgen.runtime import chunk_op
+    except ImportError:  # no Triton, no kernels
+        yield seen
+        return
+    make = chunk_op.chunk_layout  # type: ignore[attr-defined]
+
+    def observed(*arguments: Any) -> Any:
+        layout = make(*arguments)
+        seen.add(layout.chunk)
+        return layout
+
+    with mock.patch.object(chunk_op, "chunk_layout", observed):
+        yield seen
 
 
 def _figures(

@@ -17,5 +17,7 @@ def dot_fp32(x, tile):
         rest = x - high.to(tl.float32)
         middle = rest.to(tl.bfloat16)
         low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(low, tile) + tl.dot(middle, tile) + tl.dot(high, tile)
-    return tl.dot(x, tile, input_precision="tf32x3")
+        product = tl.dot(low, tile) + tl.dot(middle, tile) + tl.dot(high, tile)
+    else:
+        product = tl.dot(x, tile, input_precision="tf32x3")
+    return product

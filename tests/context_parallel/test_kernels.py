@@ -1,0 +1,129 @@
+"""Context parallelism of the Triton kernels: in the interpreter against one device, and compiled for sm_90."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cp_rows import ROOT
+
+SMALL = ("--dtype", "fp32", "--key-width", "16", "--value-width", "16", "--reference", "eager")
+
+
+def interpreted(*command: str) -> str:
+    """Standard output of a process in which Triton interprets: it decides that when kernels are defined."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert not ran.stderr, ran.stderr
+    return ran.stdout
+
+
+def simulated(name: str, ranks: int, lengths: str, *more: str) -> str:
+    arguments = ("--generated", f"generated/{name}", "--ranks", str(ranks), "--lengths", lengths)
+    return interpreted("-m", "kcpgen.simulate", *arguments, *SMALL, *more)
+
+
+@pytest.mark.parametrize("name", ["delta_rule", "simple_gla"])
+def test_two_ranks_cut_on_a_chunk_border_are_bit_identical(name: str) -> None:
+    assert "verdict: agrees: bit-identical to one device" in simulated(name, 2, "64", "--heads", "1")
+
+
+def test_a_summary_that_drifts_from_the_main_pass_is_the_kernels_fault() -> None:
+    assert "verdict: kernel" in simulated("delta_rule", 2, "64", "--heads", "1", "--inject", "summary-drift")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("kda", ()), ("dplr", ("--merge", "scan")), ("gla", ()), ("simple_gla", ("--merge", "scan"))]
+)
+def test_interior_ranks_and_two_sequences_on_one_rank(name: str, more: tuple[str, ...]) -> None:
+    assert "verdict: agrees" in simulated(name, 4, "70,34", *more)
+
+
+MERGE = """
+import torch
+from kcpgen.runtime.context_parallel.merge import compose, merge_in_torch
+from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, product
+torch.manual_seed(0)
+for K, V in ((16, 16), (20, 12), (40, 70)):
+    for n in (2, 3, 6):
+        whole = torch.randn(n, 100 + 2 * K * V)
+        states = whole[:, 32 : 32 + 2 * K * V].view(n, 2, K, V)
+        transitions = torch.randn(n - 1, 2, K, K) / K**0.5
+        exact = transitions.double()
+        chain = exact[0]
+        for M in exact[1:]:
+            chain = M @ chain
+        assert torch.allclose(compose(transitions, product), chain.float(), rtol=1e-4, atol=1e-5)
+        for backward in (False, True):
+            expected = merge_in_torch(states.double(), exact, kind="dense", backward=backward)
+            for method in ("fold", "scan"):
+                found = merge_in_triton(states, transitions, kind="dense", backward=backward, method=method)
+                assert torch.allclose(found.double(), expected, rtol=1e-4, atol=1e-5), (K, V, n, backward, method)
+print("equal")
+"""
+
+
+def test_merge_kernels() -> None:
+    assert interpreted("-c", MERGE).strip() == "equal"
+
+
+CHAIN = """
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+import torch
+from kcpgen.runtime.layout import chunk_layout
+transitions = import_module("generated.delta_rule.summary").transitions
+torch.manual_seed(0)
+C, K, heads, count = 16, 16, 2, 200
+layout = chunk_layout(1, count * C, None, C, torch.device("cpu"))
+w = torch.nn.functional.normalize(torch.randn(count, heads, C, K), dim=-1)
+for low in (torch.bfloat16, torch.float32):
+    prepared = SimpleNamespace(
+        q_in=w.to(low), w_out_0=w.to(low), W_0=(-0.01 * w).to(low), heads=heads, keys=K, key_width=K
+    )
+    found = torch.empty(1, heads, K, K)
+    transitions(prepared, layout, found)
+    exact = torch.eye(K, dtype=torch.float64).expand(heads, K, K)
+    for left, right in zip(prepared.w_out_0.double(), prepared.W_0.double()):
+        exact = exact + left.mT @ (right @ exact)
+    print(float((found[0] - exact).norm() / exact.norm()))
+"""
+
+
+def test_the_chain_of_transitions_keeps_float32_over_many_chunks() -> None:
+    """Rounding M to bfloat16 or tf32 would show: 200 chunks make 1e-2 or 1e-3 of that."""
+    errors = [float(line) for line in interpreted("-c", CHAIN).split()]
+    assert len(errors) == 2
+    assert max(errors) < 1e-5, errors
+
+
+COMPILE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from importlib import import_module
+from cp_rows import Spread, long_memory, on_ranks, op, row
+from kcpgen.verify.resources import _compiling_only, _read
+kda = op("kda")
+import_module(kda.chunk.__module__.rpartition(".")[0] + ".autograd")
+from kcpgen.runtime.context_parallel import merge_kernels
+merge_kernels.fold_kernel.configs = merge_kernels.fold_kernel.configs[:1]
+case = row((1024,), backend="triton", dtype="bfloat16", key_width=128, value_width=128)
+compiled = []
+with _compiling_only(compiled):
+    on_ranks(kda, case, long_memory(kda, case, "cpu"), Spread(ranks=4))
+found = {_read(kernel).kernel: _read(kernel) for kernel in compiled}
+for name in ("transition_kernel", "fold_kernel"):
+    print(name, found[name].fits, found[name].stack)
+"""
+
+
+def test_kernels_compile_for_sm_90_without_spills() -> None:
+    here = str(Path(__file__).resolve().parent)
+    ran = subprocess.run([sys.executable, "-c", COMPILE, here], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.splitlines() == ["transition_kernel True 0", "fold_kernel True 0"], ran.stdout + ran.stderr
