@@ -24,6 +24,7 @@ from kcpgen.runtime.ops import (
     block_anchor,
     decay_from_edge,
     dot,
+    dot_whole,
     in_block,
     level_decay,
     level_edge,
@@ -48,6 +49,7 @@ class Prepared:
     U0_1: torch.Tensor  # [NT, HV, C, VP] corrected values of a zero entering state
     W_1: torch.Tensor  # [NT, HV, C, KP] what the solved erases read of the entering state
     T_1_1: torch.Tensor  # [NT, HV, C, C] block of (I - L)^-1
+    T_1_1_rest: torch.Tensor  # [NT, HV, C, C] what rounding left of it
     L_1_0: torch.Tensor  # [NT, HV, C, C] erase scores against a pure write, s < t
     decay_out: torch.Tensor  # [NT, HV, KP] fp32, decay over the whole chunk
     heads: int
@@ -95,6 +97,7 @@ def prepare_kernel(
     U0_1_ptr,
     W_1_ptr,
     T_1_1_ptr,
+    T_1_1_rest_ptr,
     L_1_0_ptr,
     decay_out_ptr,
     work_ptr,
@@ -187,14 +190,15 @@ def prepare_kernel(
 
     # Erases of one chunk see each other's writes: a unit triangular system, inverted once.
     T_1_1 = unit_lower_inverse(L_1_1, work, rows, C, LEVELS, PRECISION)
-    T_1_1_low = T_1_1.to(LOW)
     L_1_0_low = L_1_0.to(LOW)
 
     score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]
     tl.store(A_0_ptr + score_tile, A_0.to(LOW))
     tl.store(A_1_ptr + score_tile, A_1.to(LOW))
-    tl.store(W_1_ptr + key_tile, (dot(T_1_1_low, a_in_1_low, PRECISION)).to(LOW))
+    tl.store(W_1_ptr + key_tile, (dot_whole(T_1_1, a_in_1_low, PRECISION)).to(LOW))
+    T_1_1_low = T_1_1.to(LOW)
     tl.store(T_1_1_ptr + score_tile, T_1_1_low)
+    tl.store(T_1_1_rest_ptr + score_tile, (T_1_1 - T_1_1_low.to(tl.float32)).to(LOW))
     tl.store(L_1_0_ptr + score_tile, L_1_0_low)
     for start in range(0, VP, BV):
         columns = start + tl.arange(0, BV)
@@ -203,7 +207,7 @@ def prepare_kernel(
         value_0_low = (v).to(LOW)
         tl.store(U0_0_ptr + value_tile, value_0_low)
         seen_1_low = (dot(L_1_0_low, value_0_low, PRECISION)).to(LOW)
-        tl.store(U0_1_ptr + value_tile, (dot(T_1_1_low, seen_1_low, PRECISION)).to(LOW))
+        tl.store(U0_1_ptr + value_tile, (dot_whole(T_1_1, seen_1_low, PRECISION)).to(LOW))
 
 
 def prepare(
@@ -239,6 +243,7 @@ def prepare(
         U0_1=scratch(C, VP),
         W_1=scratch(C, KP),
         T_1_1=scratch(C, C),
+        T_1_1_rest=scratch(C, C),
         L_1_0=scratch(C, C),
         decay_out=scratch(KP, dtype=torch.float32),
         heads=HV,
@@ -272,6 +277,7 @@ def prepare(
         prepared.U0_1,
         prepared.W_1,
         prepared.T_1_1,
+        prepared.T_1_1_rest,
         prepared.L_1_0,
         prepared.decay_out,
         scratch(C, KP, dtype=torch.float32),

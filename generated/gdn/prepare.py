@@ -22,6 +22,7 @@ from kcpgen.runtime.ops import (
     after,
     before,
     dot,
+    dot_whole,
     exp,
     load_column,
     load_tile,
@@ -44,6 +45,7 @@ class Prepared:
     U0_0: torch.Tensor  # [NT, HV, C, VP] corrected values of a zero entering state
     W_0: torch.Tensor  # [NT, HV, C, KP] what the solved erases read of the entering state
     T_0_0: torch.Tensor  # [NT, HV, C, C] block of (I - L)^-1
+    T_0_0_rest: torch.Tensor  # [NT, HV, C, C] what rounding left of it
     decay_out: torch.Tensor  # [NT, HV] fp32, decay over the whole chunk
     sums: torch.Tensor  # [NT, HV, 2, C] fp32, sums over keys
     heads: int
@@ -88,6 +90,7 @@ def prepare_kernel(
     U0_0_ptr,
     W_0_ptr,
     T_0_0_ptr,
+    T_0_0_rest_ptr,
     decay_out_ptr,
     sums_ptr,
     work_ptr,
@@ -151,7 +154,7 @@ def prepare_kernel(
     key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]
     tl.store(q_in_ptr + key_tile, (scale * q * tl.exp2(G)[:, None]).to(LOW))
     tl.store(w_out_0_ptr + key_tile, (k * tl.exp2(G_after)[:, None]).to(LOW))
-    a_in_0_low = (k * tl.exp2(G)[:, None]).to(LOW)
+    a_in_0_low = (k).to(LOW)
     tl.store(decay_out_ptr + at, tl.exp2(G_end))
 
     # Scores: how much of what token s wrote is read (A) or erased (L) at token t.
@@ -164,19 +167,21 @@ def prepare_kernel(
 
     # Erases of one chunk see each other's writes: a unit triangular system, inverted once.
     T_0_0 = unit_lower_inverse(L_0_0, work, rows, C, LEVELS, PRECISION)
-    T_0_0_low = T_0_0.to(LOW)
 
     score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]
     tl.store(A_0_ptr + score_tile, A_0.to(LOW))
-    tl.store(W_0_ptr + key_tile, (dot((T_0_0 * (-beta)[None, :]).to(LOW), a_in_0_low, PRECISION)).to(LOW))
+    tl.store(
+        W_0_ptr + key_tile, (dot_whole(T_0_0 * (-beta)[None, :] * tl.exp2(G)[None, :], a_in_0_low, PRECISION)).to(LOW)
+    )
+    T_0_0_low = T_0_0.to(LOW)
     tl.store(T_0_0_ptr + score_tile, T_0_0_low)
+    tl.store(T_0_0_rest_ptr + score_tile, (T_0_0 - T_0_0_low.to(tl.float32)).to(LOW))
     for start in range(0, VP, BV):
         columns = start + tl.arange(0, BV)
-        value_inside = live[:, None] & (columns < V)[None, :]
         value_tile = at * (C * VP) + rows[:, None] * VP + columns[None, :]
         v = load_tile(v_ptr + batch * v_batch + first * v_token + head * v_head, v_token, rows, columns, count, V)
-        seen_0_low = (tl.where(value_inside, beta[:, None] * v, 0.0)).to(LOW)
-        tl.store(U0_0_ptr + value_tile, (dot(T_0_0_low, seen_0_low, PRECISION)).to(LOW))
+        seen_0_low = (v).to(LOW)
+        tl.store(U0_0_ptr + value_tile, (dot_whole(T_0_0 * beta[None, :], seen_0_low, PRECISION)).to(LOW))
 
 
 def prepare(
@@ -212,6 +217,7 @@ def prepare(
         U0_0=scratch(C, VP),
         W_0=scratch(C, KP),
         T_0_0=scratch(C, C),
+        T_0_0_rest=scratch(C, C),
         decay_out=scratch(dtype=torch.float32),
         sums=scratch(2, C, dtype=torch.float32),
         heads=HV,
@@ -244,6 +250,7 @@ def prepare(
         prepared.U0_0,
         prepared.W_0,
         prepared.T_0_0,
+        prepared.T_0_0_rest,
         prepared.decay_out,
         prepared.sums,
         scratch(C, 16, dtype=torch.float32),

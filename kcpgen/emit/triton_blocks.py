@@ -34,6 +34,7 @@ class BlockPrinter:
     accumulators: names held in fp32 registers, whose rounded copy `<variable>_low` feeds dots; all others are tiles of
     scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`, and writes
     every equation transposed: (A U)^T = U^T A^T.
+    in_two: tiles that scratch holds as a rounded part and its rest, `<variable>_rest`; they enter products in two dots.
     turned: tiles that scratch holds transposed, in `<variable>_T`.
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
     decay: the variable of decay_out, "" without a decay; `decay_axis` is "K" for one number per key channel.
@@ -41,6 +42,7 @@ class BlockPrinter:
 
     accumulators: frozenset[str]
     rename: Mapping[str, str]
+    in_two: frozenset[str] = frozenset()
     turned: frozenset[str] = frozenset()
     tile_suffix: str = ""
     transposed: bool = False
@@ -76,7 +78,11 @@ class BlockPrinter:
             held = factors[0].name in self.accumulators
             return self.name(factors[0]) if held else f"{self.operand(factors[0])}.to(tl.float32)"
         left, right = factors
-        return f"dot({self.operand(left)}, {self.operand(right)}, PRECISION)"
+        whole = f"dot({self.operand(left)}, {self.operand(right)}, PRECISION)"
+        if left.name not in self.in_two:
+            return whole
+        rest = self.operand(left).replace(self.name(left), f"{self.name(left)}_rest")
+        return f"{whole} + dot({rest}, {self.operand(right)}, PRECISION)"
 
     def _decay_factor(self) -> str:
         if not self.decay_axis:

@@ -78,7 +78,7 @@ def _lines(lines: object) -> list[str]:
 
 
 def _chunk_operands(plan: KernelPlan) -> list[str]:
-    inverse = [f"T_{i}_{e}" for i in plan.erasing for e in plan.erasing]
+    inverse = [f"T_{i}_{e}{part}" for i in plan.erasing for e in plan.erasing for part in ("", "_rest")]
     erased = [f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes]
     sums = ["sums"] if plan.sums else []
     return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *inverse, *erased, *sums]
@@ -104,7 +104,7 @@ def _early(plan: KernelPlan) -> list[str]:
     """One number per token and head, the blocks of the solve, and every running sum that outlives a loop."""
     inputs = plan.inputs_on("")
     params = [p for p in plan.spec.params if not p.axis]
-    stored = [n for n in _chunk_operands(plan) if re.fullmatch(r"[TL](_\d+)+", n)]
+    stored = [n for n in _chunk_operands(plan) if re.fullmatch(r"[TL](_\d+)+(_rest)?", n)]
     cumulative = ["dG", "dG_before"] if plan.exclusive else ["dG"]
     lines = [
         *load_sums(plan),
@@ -124,23 +124,27 @@ def _early(plan: KernelPlan) -> list[str]:
 
 
 def _printer(plan: KernelPlan) -> BlockPrinter:
-    return BlockPrinter(accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}))
+    return BlockPrinter(
+        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T"})
+    )
 
 
-def _solved(plan: KernelPlan, *, for_keys: bool) -> Iterator[str]:
-    """Load the corrected values and their gradients, and carry the latter through the solve."""
-    kinds = ("U",) if for_keys else ("U", "dU")
-    yield from (f"{kind}_{j} = tl.load({kind}_{j}_ptr + value_tile)" for j in plan.terms for kind in kinds)
-    if for_keys:
-        yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.erasing)
+def _corrected_values(plan: KernelPlan) -> Iterator[str]:
+    yield from (f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms)
+
+
+def _solve(plan: KernelPlan) -> Iterator[str]:
+    """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
+    yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
     for e in plan.form.gradients:
         if e.target.name == "dR":
             yield from _printer(plan).corrected(e, "LOW")
+    yield from (f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)" for e in plan.erasing)
 
 
 def _value_pass(plan: KernelPlan) -> list[str]:
     out = _printer(plan)
-    lines = list(_solved(plan, for_keys=False))
+    lines = [*_corrected_values(plan), *_solve(plan)]
     for e in plan.form.gradients:
         if e.target.name in ("dA", "dL"):
             lines += _add_score(out, e)
@@ -201,11 +205,13 @@ def _scores(plan: KernelPlan) -> list[str]:
     for name in _score_sums(plan):
         masks = {"A": ("up_to", "from_on"), "L": ("before", "after")}[name[1]]
         lines.append(f"{name} = tl.where({masks[name.endswith('_T')]}(rows), {name}, 0.0)")
+    rounded = [f"{name}_low = {name}.to(LOW)" for name in _score_sums(plan)]
     if plan.decay_axis == "K":
         diagonal = "rows[:, None] == rows[None, :]"
-        return lines + [f"own_{j} = tl.sum(tl.where({diagonal}, dA_{j}, 0.0), axis=1)" for j in plan.terms]
+        own = [f"own_{j} = tl.sum(tl.where({diagonal}, dA_{j}, 0.0), axis=1)" for j in plan.terms]
+        return [*lines, *own, *rounded]
     if plan.decay_axis is None:
-        return lines + [f"{name}_low = {name}.to(LOW)" for name in _score_sums(plan)]
+        return [*lines, *rounded]
     for name in _score_sums(plan):
         row = "read" if name[1] == "A" else f"erase_{name.split('_')[1]}"
         since = "since_before" if _exclusive(plan, row) else "since"
@@ -216,7 +222,7 @@ def _scores(plan: KernelPlan) -> list[str]:
 
 def _key_pass(plan: KernelPlan) -> list[str]:
     out = _printer(plan)
-    lines = list(_solved(plan, for_keys=True))
+    lines = [*_corrected_values(plan), *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)" for e in plan.erasing)]
     for e in plan.form.gradients:
         if e.target.name in ("da_in", "dq_in", "dw_out"):
             lines.append(f"{variable(e.target)} += {out.right_side(e.terms)}")
@@ -280,7 +286,7 @@ def _pairs(plan: KernelPlan) -> list[str]:
 
     def weight(row: str, j: int, turned: str) -> str:
         score = f"dA_{j}{turned}" if row == "read" else f"dL_{row.removeprefix('erase_')}_{j}{turned}"
-        return f"tl.where(owned{turned}, {score}, 0.0).to(LOW)" if vector else f"{score}_low"
+        return f"tl.where(owned{turned}, {score}_low, 0.0)" if vector else f"{score}_low"
 
     row_shares = [
         [_row(plan, r), " + ".join(f"dot({weight(r, j, '')}, write_{j}{suffix}, PRECISION)" for j in plan.terms)]

@@ -21,9 +21,10 @@ from kcpgen.emit.triton_prologue import (
     printer,
 )
 from kcpgen.plan import KernelPlan, Row
+from kcpgen.tokenwise import split_scalar
 
 DEVICE_FUNCTIONS = (
-    "after before block_anchor decay_from_edge dot dot_fp32 exp in_block level_decay level_edge load_column load_tile "
+    "after before block_anchor decay_from_edge dot dot_fp32 dot_whole exp in_block level_decay level_edge load_column load_tile "
     "log2_decay same_level sigmoid softplus sum_scalars unit_lower_inverse up_to"
 ).split()
 
@@ -39,6 +40,7 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
         for e in plan.erasing:
             fields[f"T_{i}_{e}"] = ("C, C", "[NT, HV, C, C] block of (I - L)^-1")
+            fields[f"T_{i}_{e}_rest"] = ("C, C", "[NT, HV, C, C] what rounding left of it")
         for p in plan.pure_writes:
             fields[f"L_{i}_{p}"] = ("C, C", "[NT, HV, C, C] erase scores against a pure write, s < t")
     if plan.decay_axis is not None:
@@ -170,7 +172,6 @@ def _solve(plan: KernelPlan) -> list[str]:
             lines.append(f'T_{a}_{r} = dot_fp32(P_{a}, T_{r}_{r}, PRECISION)')
             lines += [f'T_{a}_{b} += dot_fp32(T_{a}_{r}, Q_{b}, PRECISION)' for b in done]
         done.append(r)
-    lines += [f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)" for i in done for e in done]
     lines += [f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in done for p in plan.pure_writes]
     return lines
 
@@ -195,7 +196,8 @@ def _key_operands(plan: KernelPlan) -> list[str]:
         lines.append(f"tl.store(w_out_{j}_ptr + key_tile, ({written}).to(LOW))")
     for i, row in plan.erase.items():
         exponent = "G_before" if row.exclusive else "G"
-        lines.append(f"a_in_{i}_low = ({base_variable(plan, row.base)}{decayed(plan, exponent)}).to(LOW)")
+        vector = decayed(plan, exponent) if plan.decay_axis else ""  # one number per token goes onto T, in fp32
+        lines.append(f"a_in_{i}_low = ({base_variable(plan, row.base)}{vector}).to(LOW)")
     if plan.decay_axis is not None:
         at = "at * KP + keys" if plan.decay_axis else "at"
         lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp2(G_end))")
@@ -206,21 +208,26 @@ def _solved_operands(plan: KernelPlan) -> list[str]:
     lines = ["score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
     lines += [f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms]
     for i in plan.erasing:
-        solved = " + ".join(f"dot({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
+        solved = " + ".join(f"dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
         lines.append(f"tl.store(W_{i}_ptr + key_tile, ({solved}).to(LOW))")
-        lines += [f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)" for e in plan.erasing]
+        for e in plan.erasing:
+            lines.append(f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)")
+            lines.append(f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)")
+            rest = f"(T_{i}_{e} - T_{i}_{e}_low.to(tl.float32)).to(LOW)"
+            lines.append(f"tl.store(T_{i}_{e}_rest_ptr + score_tile, {rest})")
         lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
     return lines
 
 
 def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
-    """T with the erase's coefficient on its columns, in fp32: the vectors themselves are then rounded only once."""
-    coefficient = plan.erase[e].coefficient
-    if coefficient == 1:
-        return f"T_{i}_{e}_low"
-    code = printer(plan)
-    factor = code.atom(coefficient, "")
-    return f"(T_{i}_{e} * {factor}{'[None, :]' if code.varies_by_token(coefficient) else ''}).to(LOW)"
+    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors themselves are rounded only once."""
+    code, row = printer(plan), plan.erase[e]
+    factors = []
+    if row.coefficient != 1:
+        factors.append(code.atom(row.coefficient, "") + ("[None, :]" if code.varies_by_token(row.coefficient) else ""))
+    if plan.decay_axis == "":
+        factors.append(f"tl.exp2({'G_before' if row.exclusive else 'G'})[None, :]")
+    return f"T_{i}_{e}" + (f" * {' * '.join(factors)}" if factors else "")
 
 
 def _value_operands(plan: KernelPlan) -> list[str]:
@@ -236,11 +243,35 @@ def _value_operands(plan: KernelPlan) -> list[str]:
     for e in plan.erasing:
         reads = [f"dot(L_{e}_{p}_low, value_{p}_low, PRECISION)" for p in plan.pure_writes]
         own = [] if plan.values[e] == 0 else [_value(plan, e)]
+        if own and not reads and scaled_value(plan, e):
+            own = [_scaled_base(plan, e)]
         lines.append(f"seen_{e}_low = ({' + '.join([*own, *reads]) or 'tl.zeros((C, BV), tl.float32)'}).to(LOW)")
     for i in plan.erasing:
-        solved = " + ".join(f"dot(T_{i}_{e}_low, seen_{e}_low, PRECISION)" for e in plan.erasing)
+        solved = " + ".join(f"dot_whole({_value_inverse(plan, i, e)}, seen_{e}_low, PRECISION)" for e in plan.erasing)
         lines.append(f"tl.store(U0_{i}_ptr + value_tile, ({solved}).to(LOW))")
     return lines
+
+
+def scaled_value(plan: KernelPlan, e: int) -> bool:
+    """Whether the value of an erasing term is a number per token times the rest, and nothing else enters its solve."""
+    return not plan.pure_writes and split_scalar(plan.values[e], _axes(plan))[0] != 1
+
+
+def _axes(plan: KernelPlan) -> dict[str, str]:
+    return {**plan.spec.axes, **{s.name: "" for s in plan.sums}}
+
+
+def _scaled_base(plan: KernelPlan, e: int) -> str:
+    base = split_scalar(plan.values[e], _axes(plan))[1]
+    text = printer(plan).code(base, "V")
+    return text if base.is_Symbol else f"tl.where(value_inside, {text}, 0.0)"
+
+
+def _value_inverse(plan: KernelPlan, i: int, e: int) -> str:
+    if not scaled_value(plan, e):
+        return f"T_{i}_{e}"
+    code, coefficient = printer(plan), split_scalar(plan.values[e], _axes(plan))[0]
+    return f"T_{i}_{e} * {code.atom(coefficient, '')}" + ("[None, :]" if code.varies_by_token(coefficient) else "")
 
 
 def _value(plan: KernelPlan, j: int) -> str:

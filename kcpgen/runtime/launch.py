@@ -52,15 +52,21 @@ class Tiles:
 def choose_tiles(
     *, keys: int, values: int, decay: str, terms: int, dtype: torch.dtype, whole_value_axis: bool = False
 ) -> Tiles:
-    """A configuration that fits registers and shared memory of an sm_90 multiprocessor."""
+    """A configuration that fits registers and shared memory of an sm_90 multiprocessor; measured choices are in
+    docs/performance.md. `decay` is "none", "scalar" or "vector"."""
     key_width, value_width = padded(keys), max(64, padded(values))
-    wide = key_width > 128
-    fp32 = scratch_dtype(dtype) is torch.float32
-    chunk = 16 if wide and fp32 else 32
-    if decay != "vector" and not wide and not fp32:
-        chunk = 64
+    wide, fp32 = key_width > 128, scratch_dtype(dtype) is torch.float32
+    aligned = keys % 16 == 0 and values % 64 == 0  # elsewhere wgmma at chunk 64 gave wrong gradients on an H200
+    long = decay != "vector" and terms == 1 and aligned and not wide and not fp32
+    chunk = 16 if wide and fp32 else 64 if long else 32
     parallel = value_width if whole_value_axis else min(value_width, 32 if fp32 else 64)
-    scan = ScanTiles(value_block=64, warps=4, stages=1 if fp32 else 2 if wide else 3)
+    scan = ScanTiles(
+        value_block=64,
+        warps=8 if wide else 4,
+        stages=_stages(chunk, key_width, 64, terms, 4 if fp32 else 2),
+    )
+    # One value block in flight at chunk 64 is a configuration that faulted on an H200: stages stay at 2.
+    key_block = min(key_width, 32 if fp32 or chunk == 64 else 64)
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
@@ -69,8 +75,18 @@ def choose_tiles(
         scan=scan,
         states=scan,
         reverse=scan,
-        gradients=GradientTiles(key_block=min(key_width, 32 if fp32 else 64), value_block=parallel, warps=4, stages=2),
+        gradients=GradientTiles(key_block=key_block, value_block=parallel, warps=4, stages=2),
     )
+
+
+SHARED_MEMORY = 200_000  # bytes of a multiprocessor that operands in flight may take
+
+
+def _stages(chunk: int, keys: int, values: int, terms: int, size: int) -> int:
+    """Chunks in flight: three hide the latency of their loads, where they fit."""
+    one = chunk * size * ((2 * terms + 1) * keys + (terms + 1) * values + terms * chunk)
+    most = 3 if keys <= 128 and size == 2 else 2 if size == 2 else 1
+    return max(1, min(most, SHARED_MEMORY // one))
 
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:

@@ -192,6 +192,15 @@ def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
 
 
 @triton.jit
+def dot_whole(a, b, PRECISION: tl.constexpr):
+    """a @ b with an fp32 a: where b is 16 bits, a enters as two halves of 16 bits, so that only b was ever rounded."""
+    if b.dtype == tl.float32:
+        return tl.dot(a, b, input_precision=PRECISION)
+    high = a.to(b.dtype)
+    return tl.dot(high, b) + tl.dot((a - high.to(tl.float32)).to(b.dtype), b)
+
+
+@triton.jit
 def dot_fp32(a, b, PRECISION: tl.constexpr):
     """a @ b of fp32 operands: tf32x3, or where the operands of the op are 16 bits anyway, three bf16 products (2^-16)."""
     if PRECISION == "tf32x3":

@@ -68,7 +68,7 @@ def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
     cases = (
         replace(base, label="T=33"),
         replace(base, label="K=20 V=12 T=70", tokens=70, key_width=20, value_width=12),
-        replace(base, label="bf16", tokens=70, dtype="bfloat16"),
+        replace(base, label="bf16", tokens=70, dtype="bfloat16", key_width=32, value_width=32),
         replace(base, label="fp16", dtype="float16"),
         replace(base, label="T=1", tokens=1),
     )

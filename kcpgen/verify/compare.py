@@ -17,7 +17,7 @@ from kcpgen.verify.op import Op, Recurrence
 EXACT = 1e-10  # float64 against float64
 FULL = 1e-4  # fp32 inputs: no operand of a kernel is rounded to 16 bits
 DATA = 5e-3  # o, the final state and the gradients of data
-SENSITIVE = 8e-3  # gradients of log decays, scalars per token and parameters: sums with cancellation
+SENSITIVE = 8e-3  # gradients of gates (log decays, scalars per token, gates per channel) and parameters: sums that cancel
 EXTREME = 10.0  # how much wider the bound is for inputs made to break kernels
 BF16_STEP = 2.0**-9
 NOTHING = 1e-12  # a reference smaller than this is compared absolutely: it is zero but for underflow
@@ -114,8 +114,20 @@ def bound_of(op: Op, case: Case, name: str) -> float:
     if case.dtype == "float32":
         return FULL * wider
     source = name.removeprefix("d")
-    sensitive = op.is_scalar(source) or source in op.description.log_decays or source in op.signature.params
+    gate = op.is_scalar(source) or source in op.description.log_decays or source in channel_gates(op)
+    sensitive = gate or source in op.signature.params
     return (SENSITIVE if sensitive else DATA) * wider
+
+
+def channel_gates(op: Op) -> frozenset[str]:
+    """Inputs that only scale, channel by channel, the vector with which a term erases what it writes."""
+    return frozenset(
+        name
+        for term in op.description.terms
+        if set(term.erase) & set(term.write)
+        for name in term.erase
+        if name not in term.write
+    )
 
 
 def relative_rms(found: Tensor, expected: Tensor) -> float:
