@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kcpgen.runtime.context_parallel import passes
+from kcpgen.runtime.context_parallel.arguments import told_to_others
 from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.merge import compose
 from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, product
@@ -199,7 +200,8 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, run: Run, output_final_state: bool, initial: Tensor | None, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        op = Forward(run, tensors)
+        with told_to_others(run.kernels.op, run.cp):
+            op = Forward(run, tensors)
         final = op.states(run.layout.sequence_count) if output_final_state else None
         kept = passes.Kept(entering=None, transitions=None)
         if run.cp is None:

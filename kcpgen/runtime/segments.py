@@ -30,4 +30,4 @@ def segments(offsets: tuple[int, ...], sequence: int, chunk: int, count: int, de
         (0, start, min(length, end - start), first_chunk + (start - begin) // chunk)
         for start in range(begin, end, max(length, chunk))
     ]
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device)
+    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device, non_blocking=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kcpgen.runtime.context_parallel.errors import RankFailedError
-from kcpgen.runtime.context_parallel.payload import HEADER, Format, as_tensor, check_headers, fingerprint, header
+from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, fingerprint, header, write
 from kcpgen.runtime.context_parallel.transport import Pending
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Exchange:
     def _send(self, *, failed: bool) -> None:
         cp = self._cp
         numbers = header(call=self._call, backward=self._backward, offsets=cp.offsets, bounds=cp.bounds, failed=failed)
-        self.payload[:HEADER] = as_tensor(numbers, self.payload)
+        write(numbers, self.payload[:HEADER])
         self._pending = cp.transport.all_gather(self.payload, cp.timeout)
 
     def wait(self) -> Tensor:

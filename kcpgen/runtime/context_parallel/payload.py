@@ -94,5 +94,7 @@ def _shown(values: Sequence[int]) -> str:
     return shown + (", ..." if len(values) > 8 else "")
 
 
-def as_tensor(numbers: list[float], like: Tensor) -> Tensor:
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device)
+def write(numbers: list[float], target: Tensor) -> None:
+    """Copy to a device without waiting for it: from pinned memory, which torch keeps until the copy is done."""
+    host = torch.tensor(numbers, dtype=target.dtype)
+    target.copy_(host.pin_memory() if target.is_cuda else host, non_blocking=True)

@@ -105,14 +105,20 @@ class GroupTransport:
             self._store.set(f"failed/{call}", json.dumps([ahead, text]))
 
     def raise_reported(self) -> None:
+        error, missed = self._reported(self.call)
+        if error is not None:
+            raise self._break(error) if missed else error
+
+    def _reported(self, call: int) -> tuple[RankFailedError | None, bool]:
+        """What another rank said of this exchange, and whether it then missed it."""
         told = ""
         with suppress(dist.DistError):
-            if self._store.check([f"failed/{self.call}"]):
-                told = self._store.get(f"failed/{self.call}").decode()
-        if told:
-            missed, text = json.loads(told)
-            error = RankFailedError(f"context parallelism: {text}")
-            raise self._break(error) if missed else error
+            if self._store.check([f"failed/{call}"]):
+                told = self._store.get(f"failed/{call}").decode()
+        if not told:
+            return None, False
+        missed, text = json.loads(told)
+        return RankFailedError(f"context parallelism: {text}"), bool(missed)
 
     def wait_until(self, there: Callable[[], bool], timeout: float) -> None:
         """Look again and again, whether it is there or another rank has reported a failure."""
@@ -166,15 +172,23 @@ class GroupTransport:
         there = [r for r in range(self.size) if self._store.check([f"{table}/{r}"])]
         return {r: json.loads(self._store.get(f"{table}/{r}")) for r in there}
 
-    def expired(self, work: dist.Work) -> None:
-        """From the watching thread: a collective on the device did not end."""
-        error = self.give_up("the collective did not end in time")
-        print(f"{error}\nending the communicator; the next call raises", file=sys.stderr, flush=True)
+    def watch(self, work: dist.Work, timeout: float) -> None:
+        call, until = self.call, time.monotonic() + timeout
+        self._watch.add(work, lambda: self._in_trouble(call, until))
+
+    def _in_trouble(self, call: int, until: float) -> bool:
+        """From the watching thread, of a collective on a device: if it will not end, end the communicator."""
+        error, missed = self._reported(call)
+        if error is not None and missed:
+            self._break(error)
+        elif time.monotonic() > until:
+            self.give_up("the collective did not end in time")
+        else:
+            return False
+        print(f"{self.broken}\nending the communicator; the next call raises", file=sys.stderr, flush=True)
         with suppress(Exception):
             self.group.abort()
-
-    def watch(self, work: dist.Work, timeout: float) -> None:
-        self._watch.add(work, timeout, lambda: self.expired(work))
+        return True
 
 
 class _OnStream:
@@ -221,8 +235,7 @@ def _gather(gathered: Tensor, payload: Tensor, group: dist.ProcessGroup) -> dist
 @dataclass(frozen=True, kw_only=True)
 class _Watched:
     work: dist.Work
-    until: float
-    expired: Callable[[], None]
+    in_trouble: Callable[[], bool]
 
 
 class Watch:
@@ -233,9 +246,9 @@ class Watch:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def add(self, work: dist.Work, timeout: float, expired: Callable[[], None]) -> None:
+    def add(self, work: dist.Work, in_trouble: Callable[[], bool]) -> None:
         with self._lock:
-            self._items.append(_Watched(work=work, until=time.monotonic() + timeout, expired=expired))
+            self._items.append(_Watched(work=work, in_trouble=in_trouble))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="kcpgen-watch", daemon=True)
                 self._thread.start()
@@ -245,12 +258,13 @@ class Watch:
             time.sleep(0.2)
             with self._lock:
                 self._items = [item for item in self._items if not item.work.is_completed()]
-                late = [item for item in self._items if time.monotonic() > item.until]
-                if not self._items or late:
+                oldest = self._items[:1]
+                if not oldest:
+                    self._thread = None
+                    return
+            if oldest[0].in_trouble():
+                with self._lock:
                     self._items, self._thread = [], None
-            if late:
-                late[0].expired()
-            if self._thread is None:
                 return
 
 
