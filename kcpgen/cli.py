@@ -62,7 +62,7 @@ def derive(spec: Path, form: str | None) -> None:
 @click.option(
     "--json", "json_path", type=SPEC, default=None, metavar="FILE", help="Write the figures to FILE ('-': stdout)."
 )
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that share the device.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes sharing the device.")
 def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, jobs: int) -> None:
     """Compare the op of SPEC with its per-token float64 reference: every output and every gradient.
 

@@ -1,8 +1,8 @@
 """What the kernels are made of: the normal form sorted into tiles, decided once and in Python.
 
-Key-axis vectors become *bases*: distinct elementwise expressions, each formed once per chunk and shared by all that use it.
-A row of scores (the read, an erase) is a base times a coefficient per token, so that e.g. a gate on the erase leaves the
-dot product of the plain inputs exact.
+Key-axis vectors become *bases*: distinct elementwise expressions, each formed once per chunk and shared by all that
+use it. A row of scores (the read, an erase) is a base times a coefficient per token, so that e.g. a gate on the erase
+leaves the dot product of the plain inputs exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kcpgen.tokenwise import RowSum, from_syntax, names, reductions_of, split_sc
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row operand of the scores: coefficient * base, read after (inclusive) or before (exclusive) its token's decay."""
+    """A row operand of the scores: coefficient * base, read after (or, exclusive, before) its token's decay."""
 
     name: str
     base: str
@@ -32,7 +32,8 @@ class Row:
 class PlannedSum:
     """A sum over the key axis that the forward computes once per token and the backward reads again.
 
-    `rewrite` is the index of the rewrite that needs it, None if an operand does. Expressions name it like a scalar input.
+    `rewrite` is the index of the rewrite that needs it, None if an operand does. Expressions name it like a scalar
+    input.
     """
 
     name: str

@@ -19,7 +19,8 @@ Role = Literal["data", "log_decay"]
 class Bounds:
     """A promise of the spec about every element of an input, e.g. `in [-5, 0]`.
 
-    `low_constant` names the constant whose value is the lower bound at run time (`in [lower_bound, 0]`); `low` is -inf then.
+    `low_constant` names the constant whose value is the lower bound at run time (`in [lower_bound, 0]`); `low` is then
+    -inf.
     """
 
     low: float

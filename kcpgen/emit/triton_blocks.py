@@ -1,4 +1,4 @@
-"""Block equations of the derivation as Triton source: a monomial of two matrices becomes a dot, a diagonal a scaling."""
+"""Block equations of the derivation as Triton source: a product of two matrices becomes a dot, a diagonal a scaling."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ def variable(factor: Factor) -> str:
 
 def math(equation: Equation) -> str:
     """The equation for a person, e.g. `U_0 = U0_0 + W_0 S`."""
-    text = _signed(equation.terms, lambda term: " ".join(variable(f) + ("^T" if f.transposed else "") for f in term.factors))
+    text = _signed(equation.terms, _juxtaposed)
     return f"{variable(equation.target)} = " + (f"{equation.mask}({text})" if equation.mask else text)
+
+
+def _juxtaposed(term: Monomial) -> str:
+    return " ".join(variable(f) + ("^T" if f.transposed else "") for f in term.factors)
 
 
 def _signed(terms: Sequence[Monomial], write: Callable[[Monomial], str]) -> str:
@@ -31,9 +35,9 @@ def _signed(terms: Sequence[Monomial], write: Callable[[Monomial], str]) -> str:
 class BlockPrinter:
     """Writes equations over the tiles of one kernel.
 
-    accumulators: names held in fp32 registers, whose rounded copy `<variable>_low` feeds dots; all others are tiles of
-    scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`, and writes
-    every equation transposed: (A U)^T = U^T A^T.
+    accumulators: names held in fp32 registers, whose rounded copy `<variable>_low` feeds dots; all others are tiles
+    of scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`,
+    and writes every equation transposed: (A U)^T = U^T A^T.
     in_two: tiles that scratch holds as a rounded part and its rest, `<variable>_rest`; they enter products in two dots.
     turned: tiles that scratch holds transposed, in `<variable>_T`.
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.

@@ -1,8 +1,8 @@
 """Token-local sympy expressions as Triton source, and their gradients.
 
-A kernel holds the tokens of one chunk as rows: a scalar per token is [C], a vector [C, width]. Parameters are per head: a
-number, or [width]. `TritonPrinter.code(expr, axis)` writes an expression for one of these frames and broadcasts what is
-smaller.
+A kernel holds the tokens of one chunk as rows: a scalar per token is [C], a vector [C, width]. Parameters are per
+head: a number, or [width]. `TritonPrinter.code(expr, axis)` writes an expression for one of these frames and broadcasts
+what is smaller.
 """
 
 from __future__ import annotations
@@ -159,4 +159,3 @@ def _share(printer: TritonPrinter, expr: sympy.Expr, name: str) -> str:
     """The gradient in the frame of `name`: a parameter collects over the tokens of the chunk."""
     code = printer.code(expr, printer.spec.axes.get(name, ""))
     return f"tl.sum({code}, axis=0)" if name in printer.per_head else code
-

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 import sympy
 
 from kcpgen.derivation.chunk_form import Equation, Factor
-from kcpgen.emit.render import render
+from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
-from kcpgen.emit.triton_code import backward
+from kcpgen.emit.triton_code import Backward, backward
+from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     decay_sums,
@@ -27,17 +29,15 @@ from kcpgen.emit.triton_prologue import (
 )
 from kcpgen.emit.triton_sweeps import Sweeps, key_inputs, key_params, start_gradient, store_input, store_param
 from kcpgen.plan import KernelPlan
+from kcpgen.spec import Param, TokenInput
 from kcpgen.tokenwise import names
 
-DEVICE_FUNCTIONS = (
-    "after before block_anchor decay_from_edge decays dot exp from_on in_block level_decay level_edge load_column load_tile "
-    "log2_decay same_level same_level_T sigmoid softplus store_column store_tile sum_scalars up_to"
-).split()
+WORK = "states.new_empty((layout.chunk_count, HV, C, tiles.key_block), dtype=torch.float32)"
 
 
-def emit_gradients(plan: KernelPlan, shared: dict[str, object]) -> str:
+def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     sweeps = _sweeps(plan)
-    body: dict[str, object] = {
+    body: dict[str, list[str]] = {
         "early": _early(plan),
         "value_pass": _value_pass(plan),
         "scores": _scores(plan),
@@ -49,19 +49,21 @@ def emit_gradients(plan: KernelPlan, shared: dict[str, object]) -> str:
         "pairs": _pairs(plan),
         "key_gradients": _lines(sweeps.key_gradients()),
         "scalars": [*_scalar_decay_gradient(plan), *sweeps.sweeps[0].scalars],
-        "sweeps": [{**s, "loop": _lines(s["loop"])} for s in sweeps.later()],
         "stores": _stores(plan),
     }
-    declared = [*plan.spec.inputs, *plan.spec.params]
+    later = [(condition, _lines(loop), scalars) for condition, loop, scalars in sweeps.later()]
+    swept = [loop + scalars for _, loop, scalars in later]
+    declared: list[TokenInput | Param] = [*plan.spec.inputs, *plan.spec.params]
     return render(
         "gradients.py.jinja",
         **shared,
         **body,
+        sweeps=[{"condition": condition, "loop": loop, "scalars": scalars} for condition, loop, scalars in later],
         equations=[math(e) for e in plan.form.gradients],
-        device_functions=[f for f in DEVICE_FUNCTIONS if re.search(rf"(?<![\w.]){f}\(", f"{body} load_tile(")],
+        device_functions=device_functions(["load_tile(", *chain.from_iterable([*body.values(), *swept])]),
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
-        work="states.new_empty((layout.chunk_count, HV, C, tiles.key_block), dtype=torch.float32)" if plan.decay_axis else "None",
+        work=WORK if plan.decay_axis else "None",
         chunk_operands=_chunk_operands(plan),
         launch_operands=_launch_operands(plan),
         gradient_names=[f"d_{d.name}" for d in declared],
@@ -72,9 +74,9 @@ def emit_gradients(plan: KernelPlan, shared: dict[str, object]) -> str:
     )
 
 
-def _lines(lines: object) -> list[str]:
-    """One entry per source line: an entry may hold a statement with its body."""
-    return [line for entry in lines for line in entry.split("\n")]  # type: ignore[attr-defined]
+def _lines(statements: Iterable[str]) -> list[str]:
+    """One entry per source line: a statement may come with its body."""
+    return [line for statement in statements for line in statement.split("\n")]
 
 
 def _chunk_operands(plan: KernelPlan) -> list[str]:
@@ -104,6 +106,7 @@ def _early(plan: KernelPlan) -> list[str]:
     """One number per token and head, the blocks of the solve, and every running sum that outlives a loop."""
     inputs = plan.inputs_on("")
     params = [p for p in plan.spec.params if not p.axis]
+    scalars: list[TokenInput | Param] = [*inputs, *params]
     stored = [n for n in _chunk_operands(plan) if re.fullmatch(r"[TL](_\d+)+(_rest)?", n)]
     cumulative = ["dG", "dG_before"] if plan.exclusive else ["dG"]
     lines = [
@@ -114,7 +117,7 @@ def _early(plan: KernelPlan) -> list[str]:
         *(decay_sums(plan) if plan.decay_axis == "" else []),
         *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in _score_sums(plan)),
-        *(start_gradient(plan, d) for d in (*inputs, *params)),
+        *(start_gradient(d) for d in scalars),
         *(f"d_{s.name} = tl.full((C,), 0.0, tl.float32)" for s in plan.sums),
     ]
     if plan.decay_axis == "":
@@ -169,10 +172,11 @@ def _value_inputs(plan: KernelPlan) -> Iterator[str]:
     """Gradients of what the values v_j are made of; the value axis is finished and stored block by block."""
     inputs = plan.inputs_on("V")
     params = [p for p in plan.spec.params if p.axis == "V"]
+    declared: list[TokenInput | Param] = [*inputs, *params]
     yield from load_inputs(plan, inputs)
     yield from load_params(plan, params)
     yield from apply_rewrites(plan, [i.name for i in inputs], backward=True)
-    yield from (start_gradient(plan, d) for d in (*inputs, *params))
+    yield from (start_gradient(d) for d in declared)
     for j in plan.terms:
         if plan.values[j] != 0:
             yield from _shares(backward(printer(plan), plan.values[j], f"dV_{j}", f"value_{j}"))
@@ -181,9 +185,9 @@ def _value_inputs(plan: KernelPlan) -> Iterator[str]:
     yield from (f"if d_{p.name}_ptr is not None:\n    {store_param(p)}" for p in params)
 
 
-def _shares(pulled: object) -> Iterator[str]:
-    yield from pulled.steps  # type: ignore[attr-defined]
-    yield from (f"d_{name} += {code}" for name, code in pulled.shares.items())  # type: ignore[attr-defined]
+def _shares(pulled: Backward) -> Iterator[str]:
+    yield from pulled.steps
+    yield from (f"d_{name} += {code}" for name, code in pulled.shares.items())
 
 
 def _undo_value_rewrites(plan: KernelPlan) -> Iterator[str]:
@@ -288,14 +292,15 @@ def _pairs(plan: KernelPlan) -> list[str]:
         score = f"dA_{j}{turned}" if row == "read" else f"dL_{row.removeprefix('erase_')}_{j}{turned}"
         return f"tl.where(owned{turned}, {score}_low, 0.0)" if vector else f"{score}_low"
 
-    row_shares = [
+    row_shares: list[Value] = [
         [_row(plan, r), " + ".join(f"dot({weight(r, j, '')}, write_{j}{suffix}, PRECISION)" for j in plan.terms)]
         for r in rows
     ]
-    column_shares = [
-        [c, " + ".join(f"dot({weight(r, j, '_T')}, {r}{suffix}, PRECISION)" for r in rows)] for j, c in enumerate(columns)
+    column_shares: list[Value] = [
+        [c, " + ".join(f"dot({weight(r, j, '_T')}, {r}{suffix}, PRECISION)" for r in rows)]
+        for j, c in enumerate(columns)
     ]
-    shares: dict[str, object] = {"row_shares": row_shares, "column_shares": column_shares}
+    shares: dict[str, Value] = {"row_shares": row_shares, "column_shares": column_shares}
     if not vector:
         cumulative = [] if plan.decay_axis is None else ["dG"]
         shares |= {"low": [*rows, *columns], "column_cumulative": cumulative}
@@ -309,7 +314,7 @@ def _pairs(plan: KernelPlan) -> list[str]:
     return [*render("decay/pairs_vector.py.jinja", **shares).splitlines(), *_vector_decay_gradient(plan)]
 
 
-def _row(plan: KernelPlan, row: str) -> dict[str, object]:
+def _row(plan: KernelPlan, row: str) -> Mapping[str, Value]:
     exclusive = _exclusive(plan, row)
     cumulative = "dG_before" if exclusive else "dG"
     if plan.decay_axis != "K":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcpgen.emit.render import render
+from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_prepare import emit_prepare
 from kcpgen.emit.triton_scan import emit_reverse, emit_scan
@@ -28,7 +28,7 @@ def _modes(plan: KernelPlan) -> list[str]:
     return [f"{o.name}_mode" for o in plan.spec.options]
 
 
-def _shared(plan: KernelPlan) -> dict[str, object]:
+def _shared(plan: KernelPlan) -> dict[str, Value]:
     spec = plan.spec
     return {
         "title": spec.title,
@@ -62,7 +62,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         op=spec.name,
         inputs=[i.name for i in spec.inputs],
         params=[p.name for p in spec.params],
-        forwarded=[f"{name}={name}" for name in plain],
+        forwarded=[f'"{name}": {name}' for name in plain],
         keywords=[
             *(p.name for p in spec.params),
             *(c.name for c in spec.constants),

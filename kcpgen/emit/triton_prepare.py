@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
-from kcpgen.emit.render import render
+from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
+from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     base_variable,
@@ -22,11 +23,6 @@ from kcpgen.emit.triton_prologue import (
 )
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import split_scalar
-
-DEVICE_FUNCTIONS = (
-    "after before block_anchor decay_from_edge dot dot_fp32 dot_whole exp in_block level_decay level_edge load_column load_tile "
-    "log2_decay same_level sigmoid softplus sum_scalars unit_lower_inverse up_to"
-).split()
 
 
 def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
@@ -47,30 +43,33 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
         fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
     if plan.sums:
-        fields["sums"] = (f"{len(plan.sums)}, C, dtype=torch.float32", f"[NT, HV, {len(plan.sums)}, C] fp32, sums over keys")
+        shape = f"{len(plan.sums)}, C"
+        fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
     return fields
 
 
-def emit_prepare(plan: KernelPlan, shared: dict[str, object]) -> str:
+def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     fields = scratch(plan)
-    text = "\n".join([*_prologue(plan), *_scores(plan), *_solve(plan), *_key_operands(plan), *_solved_operands(plan), *_value_operands(plan)])
+    body: dict[str, list[str]] = {
+        "prologue": _prologue(plan),
+        "key_operands": _key_operands(plan),
+        "scores": _scores(plan),
+        "solve": _solve(plan),
+        "solved_operands": _solved_operands(plan),
+        "value_operands": _value_operands(plan),
+    }
     return render(
         "prepare.py.jinja",
         **shared,
+        **body,
         equations=[math(e) for e in plan.form.solved if e.target.name in ("W", "U0")],
-        device_functions=[f for f in DEVICE_FUNCTIONS if re.search(rf"(?<![\w.]){f}\(", text)],
+        device_functions=device_functions(chain.from_iterable(body.values())),
         scratch_fields=[[name, meaning] for name, (_, meaning) in fields.items()],
         scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
         scratch=list(fields),
         work_width="KP" if plan.decay_axis else "16",
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
-        prologue=_prologue(plan),
-        scores=_scores(plan),
-        solve=_solve(plan),
-        key_operands=_key_operands(plan),
-        solved_operands=_solved_operands(plan),
-        value_operands=_value_operands(plan),
     )
 
 
@@ -139,7 +138,7 @@ def _scores_vector(plan: KernelPlan) -> str:
 
 
 def _scores_uniform(plan: KernelPlan) -> str:
-    """One factor per pair of tokens, or none: the products of the plain operands come first and are exact in 16 bits."""
+    """One factor per pair of tokens, or none: the plain operands are multiplied first, exact in 16 bits."""
     variable = {b: base_variable(plan, b) for b in plan.bases}
     weighted, masked = [], []
     for score, row, j in rows_of_scores(plan):
@@ -157,20 +156,20 @@ def _scores_uniform(plan: KernelPlan) -> str:
 
 
 def _solve(plan: KernelPlan) -> list[str]:
-    """(I - L)^-1 by blocks: each erasing term is eliminated by the inverse of those before it (its Schur complement)."""
+    """(I - L)^-1 by blocks: each erasing term is eliminated by the inverse of those before it (a Schur complement)."""
     lines: list[str] = []
     done: list[int] = []
     for r in plan.erasing:
         for a in done:
-            lines.append(f"P_{a} = " + " + ".join(f'dot_fp32(T_{a}_{b}, L_{b}_{r}, PRECISION)' for b in done))
-        complement = "".join(f' + dot_fp32(L_{r}_{a}, P_{a}, PRECISION)' for a in done)
+            lines.append(f"P_{a} = " + " + ".join(f"dot_fp32(T_{a}_{b}, L_{b}_{r}, PRECISION)" for b in done))
+        complement = "".join(f" + dot_fp32(L_{r}_{a}, P_{a}, PRECISION)" for a in done)
         lines.append(f"T_{r}_{r} = unit_lower_inverse(L_{r}_{r}{complement}, work, rows, C, LEVELS, PRECISION)")
         for b in done:
-            lines.append(f"Q_{b} = " + " + ".join(f'dot_fp32(L_{r}_{a}, T_{a}_{b}, PRECISION)' for a in done))
-            lines.append(f'T_{r}_{b} = dot_fp32(T_{r}_{r}, Q_{b}, PRECISION)')
+            lines.append(f"Q_{b} = " + " + ".join(f"dot_fp32(L_{r}_{a}, T_{a}_{b}, PRECISION)" for a in done))
+            lines.append(f"T_{r}_{b} = dot_fp32(T_{r}_{r}, Q_{b}, PRECISION)")
         for a in done:
-            lines.append(f'T_{a}_{r} = dot_fp32(P_{a}, T_{r}_{r}, PRECISION)')
-            lines += [f'T_{a}_{b} += dot_fp32(T_{a}_{r}, Q_{b}, PRECISION)' for b in done]
+            lines.append(f"T_{a}_{r} = dot_fp32(P_{a}, T_{r}_{r}, PRECISION)")
+            lines += [f"T_{a}_{b} += dot_fp32(T_{a}_{r}, Q_{b}, PRECISION)" for b in done]
         done.append(r)
     lines += [f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in done for p in plan.pure_writes]
     return lines
@@ -220,7 +219,7 @@ def _solved_operands(plan: KernelPlan) -> list[str]:
 
 
 def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
-    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors themselves are rounded only once."""
+    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors are rounded only once."""
     code, row = printer(plan), plan.erase[e]
     factors = []
     if row.coefficient != 1:

@@ -1,4 +1,4 @@
-"""The head of the chunk-parallel kernels: inputs loaded, options applied, the decay summed. Also their parameter lists."""
+"""The head of the chunk-parallel kernels: inputs loaded, options applied, the decay summed; their parameter lists."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from kcpgen.tokenwise import names
 INSIDE = {"": "live", "K": "inside", "V": "value_inside"}
 COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
-KERNEL_NAMES = frozenset(
-    "at head batch first count rows keys live inside start columns owned boundary level diagonal since share own earlier "
-    "G_after G_before since_before E_before E_row E_column anchor edge work sums H HV C KP VP BV LOW LEVELS PRECISION G E S O M dO dS dG tl triton torch dot sigmoid softplus read decay log_decay "
-    "layout tiles prepared do states scratch scale precision torch initial_state".split()
-)
+KERNEL_NAMES = frozenset((
+    "at", "head", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
+    "boundary", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums", "H",
+    "HV", "C", "KP", "VP", "BV", "LOW", "LEVELS", "PRECISION", "G", "E", "S", "O", "M", "dO", "dS", "dG", "tl",
+    "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do", "states",
+    "scratch", "scale", "precision",
+))  # fmt: skip
 
 
 def local_names(plan: KernelPlan) -> dict[str, str]:
-    """Spec name -> kernel variable, where they differ: anything that could meet a variable of ours."""
-    declared = [d.name for d in (*plan.spec.inputs, *plan.spec.params, *plan.spec.constants)]
+    """Spec name -> kernel variable, where they differ: whatever could meet a variable of the kernels."""
+    spec = plan.spec
+    declared = [*(i.name for i in spec.inputs), *(p.name for p in spec.params), *(c.name for c in spec.constants)]
     return {name: f"{name}_in" for name in declared if name in KERNEL_NAMES or "_" in name}
 
 
@@ -165,7 +168,7 @@ def decay_sums(plan: KernelPlan) -> Iterator[str]:
 
 
 def decayed(plan: KernelPlan, exponent: str) -> str:
-    """Code of the decay over `exponent` as a factor of a [C, keys] tile, with the leading ` * `; empty without a decay."""
+    """The decay over `exponent` as a factor of a [C, keys] tile, with the leading ` * `; empty without a decay."""
     if plan.decay_axis is None:
         return ""
     return f" * tl.exp2({exponent})" + ("" if plan.decay_axis else "[:, None]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit.render import render
+from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import BlockPrinter, math
 from kcpgen.plan import KernelPlan
 
@@ -52,7 +52,7 @@ def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -
     )
 
 
-def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, object]:
+def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, Value]:
     key_operands = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"W_{i}" for i in plan.erasing)]
     score_operands = [f"A_{j}" for j in plan.terms]
     decay = [] if plan.decay_axis is None else ["decay_out"]

@@ -1,13 +1,13 @@
 """The backward of token-local algebra, scheduled over sweeps of the key axis.
 
-The main sweep carries the operands' gradients to the inputs block by block. A sum over the whole key axis (a norm, say) has
-its gradient only after that sweep; what it hands on takes another one. `Sweeps` collects source lines per sweep: those of
-the loop over key blocks, and those that follow it and act on one number per token.
+The main sweep carries the operands' gradients to the inputs block by block. A sum over the whole key axis (a norm, say)
+has its gradient only after that sweep; what it hands on takes another one. `Sweeps` collects source lines per sweep:
+those of the loop over key blocks, and those that follow it and act on one number per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import sympy
@@ -99,9 +99,9 @@ class Sweeps:
         sweep.loop.extend(lines)
         self._touch(at, pulled.shares, True)
 
-    def _touch(self, at: int, names: object, in_loop: bool) -> None:
+    def _touch(self, at: int, names: Iterable[str], in_loop: bool) -> None:
         axes = self.plan.spec.axes
-        for name in names:  # type: ignore[attr-defined]
+        for name in names:
             self.complete[name] = max(self.complete.get(name, 0), at)
             if in_loop and axes.get(name, "") == "K":
                 self.sweeps[at].touched.add(name)
@@ -109,18 +109,16 @@ class Sweeps:
     def key_gradients(self) -> list[str]:
         """The main sweep's lines with what it must start from and leave behind."""
         plan = self.plan
-        starts = [start_gradient(plan, d) for d in (*key_inputs(plan), *key_params(plan))]
+        declared: list[TokenInput | Param] = [*key_inputs(plan), *key_params(plan)]
+        starts = [start_gradient(d) for d in declared]
         stores = [*(store_input(i) for i in key_inputs(plan)), *(_guarded(p) for p in key_params(plan))]
         return [*starts, *self.sweeps[0].loop, *stores]
 
-    def later(self) -> Iterator[dict[str, object]]:
+    def later(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Per further sweep: the condition to run it, the lines of its loop over key blocks, and those that follow."""
         for sweep in self.sweeps[1:]:
             options = "" if "" in sweep.options else " or ".join(f"{o} > 0" for o in sorted(sweep.options))
-            yield {
-                "condition": f"if {options or 'True'}:",
-                "loop": [*self._carried(sweep), *sweep.loop, *self._left(sweep)],
-                "scalars": sweep.scalars,
-            }
+            yield f"if {options or 'True'}:", [*self._carried(sweep), *sweep.loop, *self._left(sweep)], sweep.scalars
 
     def _carried(self, sweep: Sweep) -> Iterator[str]:
         """Inputs again, at every version, and what the sweeps before left of the gradients."""
@@ -156,7 +154,7 @@ def key_params(plan: KernelPlan) -> tuple[Param, ...]:
     return tuple(p for p in plan.spec.params if p.axis == "K")
 
 
-def start_gradient(plan: KernelPlan, declared: TokenInput | Param) -> str:
+def start_gradient(declared: TokenInput | Param) -> str:
     width = {"": "", "K": "BK", "V": "BV"}[declared.axis]
     if isinstance(declared, TokenInput):
         shape = f"(C, {width})" if width else "(C,)"
@@ -168,9 +166,8 @@ def start_gradient(plan: KernelPlan, declared: TokenInput | Param) -> str:
 def store_input(i: TokenInput) -> str:
     if i.axis:
         columns, width = COLUMNS[i.axis]
-        return (
-            f"store_tile(d_{i.name}_ptr + token_head * {width}, HV * {width}, rows, {columns}, count, {width}, d_{i.name})"
-        )
+        place = f"d_{i.name}_ptr + token_head * {width}, HV * {width}"
+        return f"store_tile({place}, rows, {columns}, count, {width}, d_{i.name})"
     return f"store_column(d_{i.name}_ptr + token_head, HV, rows, count, d_{i.name})"
 
 

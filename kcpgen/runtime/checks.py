@@ -105,7 +105,7 @@ def param(op: str, name: str, x: Tensor, letters: list[str], found: Sizes) -> Te
 def real(op: str, name: str, x: object) -> float:
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(refusal(op, name, f"of type {type(x).__name__}", "a Python number"))
-    if not -math.inf < x < math.inf:  # math.isfinite would break a graph of torch.compile
+    if not -math.inf < float(x) < math.inf:  # math.isfinite would break a graph of torch.compile
         raise ValueError(refusal(op, name, x, "a finite number"))
     return float(x)
 

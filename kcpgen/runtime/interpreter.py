@@ -1,7 +1,7 @@
 """Mends of Triton's interpreter, so that bf16 kernels compute the same numbers on a CPU as on a GPU.
 
-Up to Triton 3.6 it multiplies the 16-bit images of bf16 operands as integers, and truncates where a GPU rounds to nearest
-even. Applied by `kcpgen.runtime.ops` when TRITON_INTERPRET=1, and only there.
+Up to Triton 3.6 it multiplies the 16-bit images of bf16 operands as integers, and truncates where a GPU rounds to
+nearest even. Applied by `kcpgen.runtime.ops` when TRITON_INTERPRET=1, and only there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def mend() -> None:
@@ -38,11 +39,11 @@ def mend() -> None:
     interpreter._kcpgen_mended = True
 
 
-def from_bfloat16(image: np.ndarray) -> np.ndarray:
+def from_bfloat16(image: NDArray[Any]) -> NDArray[np.float32]:
     return (image.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-def to_bfloat16(x: np.ndarray) -> np.ndarray:
+def to_bfloat16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

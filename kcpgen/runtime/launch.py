@@ -56,17 +56,16 @@ def choose_tiles(
     docs/performance.md. `decay` is "none", "scalar" or "vector"."""
     key_width, value_width = padded(keys), max(64, padded(values))
     wide, fp32 = key_width > 128, scratch_dtype(dtype) is torch.float32
-    aligned = keys % 16 == 0 and values % 64 == 0  # elsewhere wgmma at chunk 64 gave wrong gradients on an H200
-    long = decay != "vector" and terms == 1 and aligned and not wide and not fp32
-    chunk = 16 if wide and fp32 else 64 if long else 32
+    # 32 for all: at chunk 64 the backward's dots go through wgmma, and on an H200 (Triton 3.6) gave wrong gradients for
+    # V = 60 and an illegal memory access with a scalar decay; see docs/performance.md.
+    chunk = 16 if wide and fp32 else 32
     parallel = value_width if whole_value_axis else min(value_width, 32 if fp32 else 64)
     scan = ScanTiles(
         value_block=64,
         warps=8 if wide else 4,
         stages=_stages(chunk, key_width, 64, terms, 4 if fp32 else 2),
     )
-    # One value block in flight at chunk 64 is a configuration that faulted on an H200: stages stay at 2.
-    key_block = min(key_width, 32 if fp32 or chunk == 64 else 64)
+    key_block = min(key_width, 32 if fp32 else 64)
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
@@ -90,7 +89,7 @@ def _stages(chunk: int, keys: int, values: int, terms: int, size: int) -> int:
 
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Dense scratch [..., rows of a chunk, width] as one tall matrix, to be read and written in [rows, columns] tiles."""
+    """Dense scratch [..., rows of a chunk, width] as one tall matrix, read and written in [rows, columns] tiles."""
     width = scratch.shape[-1]
     return TensorDescriptor(scratch, [scratch.numel() // width, width], [width, 1], [rows, columns])
 
@@ -128,7 +127,8 @@ def sum_over_group(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """[B, T, HV, ...] to the shape and dtype of x [B, T, H, ...]: heads that share an input add up."""
     if gradient.shape == x.shape:
         return gradient.to(x.dtype)
-    return gradient.unflatten(2, (x.shape[2], -1)).sum(3).to(x.dtype)
+    group = gradient.shape[2] // x.shape[2]
+    return gradient.reshape(*x.shape[:3], group, *x.shape[3:]).sum(3).to(x.dtype)
 
 
 def partial_sums(param: torch.Tensor | None, chunks: int, heads: int) -> torch.Tensor | None:

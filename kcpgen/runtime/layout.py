@@ -1,12 +1,14 @@
 """Where chunks lie: host-side tables that every kernel of one call shares.
 
-Kernels never compute a chunk's place themselves, so equal-length batches, packed sequences and empty sequences are one case.
+Kernels never compute a chunk's place themselves, so equal-length batches, packed sequences and empty sequences are one
+case.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 
@@ -42,7 +44,7 @@ def _chunk_layout(batch: int, starts: tuple[int, ...], chunk: int, device: str) 
     chunks: list[tuple[int, int, int]] = []
     sequences: list[tuple[int, int, int, int]] = []
     for row in range(batch):
-        for begin, end in zip(starts, starts[1:]):
+        for begin, end in pairwise(starts):
             sequences.append((row, begin, end - begin, len(chunks)))
             chunks += [(row, first, min(chunk, end - first)) for first in range(begin, end, chunk)]
     return ChunkLayout(

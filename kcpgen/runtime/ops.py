@@ -2,10 +2,11 @@
 
 Shapes: C tokens of one chunk, KP key channels (K padded to a power of two). Decays are natural logarithms.
 
-A *level* b = 0 .. log2(C)-1 splits the chunk into blocks of 2**(b+1) tokens, each with an earlier and a later half. Every
-pair (t, s) of tokens with s < t is in the later and earlier half of one block at exactly one level: the highest bit in which
-t and s differ. That gives a decay between any two tokens as a product of two factors <= 1, one owned by t and one by s,
-both taken from the boundary between the halves: no overflow, no bound on the gate, and nothing of t depends on tokens after t.
+A *level* b = 0 .. log2(C)-1 splits the chunk into blocks of 2**(b+1) tokens, each with an earlier and a later half.
+Every pair (t, s) of tokens with s < t is in the later and earlier half of one block at exactly one level: the highest
+bit in which t and s differ. That gives a decay between any two tokens as a product of two factors <= 1, one owned by t
+and one by s, both taken from the boundary between the halves: no overflow, no bound on the gate, and nothing of t
+depends on tokens after t.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     mend()
 
-NO_DECAY_BELOW = tl.constexpr(-120.0)  # exp(-120) is 0 in fp32: clamping here keeps -inf out of differences and changes no value
+# exp(-120) is 0 in fp32: clamping there keeps -inf out of differences and changes no value.
+NO_DECAY_BELOW = tl.constexpr(-120.0)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -146,7 +148,7 @@ def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
 
 @triton.jit
 def level_decay(G, edge, rows, level):
-    """[C, WIDTH] factors <= 1: from the edge through a token of the later half, from after one of the earlier half to it."""
+    """[C, WIDTH] factors <= 1: from the edge through a token of the later half; from after one of the earlier to it."""
     later = (((rows >> level) & 1) == 1)[:, None]
     return tl.exp2(tl.where(later, G - edge, edge - G))
 
@@ -168,8 +170,8 @@ def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
 def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
     """Block-diagonal [C, C] of the inverses of the 16 x 16 diagonal blocks of I - L, by forward substitution in fp32.
 
-    Every thread owns a column of a block; the entries of L it needs come by broadcast from `scratch`, C * 16 fp32 numbers
-    of this program's own.
+    Every thread owns a column of a block; the entries of L it needs come by broadcast from `scratch`, C * 16 fp32
+    numbers of this program's own.
     """
     column = tl.arange(0, 16)
     block = tl.arange(0, C // 16)
@@ -183,7 +185,7 @@ def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
         row = tl.where(column == t, 1.0, 0.0)[None, :] + tl.zeros((C // 16, 16), tl.float32)
         for s in tl.static_range(t):
             row += tl.load(scratch + (block * 16 + t) * 16 + s)[:, None] * solved[s]
-        solved = solved + (row,)
+        solved = solved + (row,)  # type: ignore[assignment]  # noqa: RUF005 (Triton's own way to grow a tuple)
     tl.debug_barrier()
     for t in tl.static_range(16):
         tl.store(scratch + (block[:, None] * 16 + t) * 16 + column[None, :], solved[t])
@@ -202,7 +204,7 @@ def dot_whole(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def dot_fp32(a, b, PRECISION: tl.constexpr):
-    """a @ b of fp32 operands: tf32x3, or where the operands of the op are 16 bits anyway, three bf16 products (2^-16)."""
+    """a @ b of fp32 operands: tf32x3, or where the op's own are 16 bits anyway, three bf16 products (2^-16)."""
     if PRECISION == "tf32x3":
         return tl.dot(a, b, input_precision="tf32x3")
     a_high = a.to(tl.bfloat16)
@@ -216,8 +218,9 @@ def dot_fp32(a, b, PRECISION: tl.constexpr):
 def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
     """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C].
 
-    Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the size
-    need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when keys repeat.
+    Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the
+    size need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when
+    keys repeat.
     """
     X = invert_diagonal_blocks(L, scratch, rows, C)
     for level in tl.static_range(4, LEVELS):

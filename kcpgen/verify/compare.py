@@ -17,7 +17,7 @@ from kcpgen.verify.op import Op, Recurrence
 EXACT = 1e-10  # float64 against float64
 FULL = 1e-4  # fp32 inputs: no operand of a kernel is rounded to 16 bits
 DATA = 5e-3  # o, the final state and the gradients of data
-SENSITIVE = 8e-3  # gradients of gates (log decays, scalars per token, gates per channel) and parameters: sums that cancel
+SENSITIVE = 8e-3  # gradients of gates (log decays, scalars per token, gates per channel), parameters: sums that cancel
 EXTREME = 10.0  # how much wider the bound is for inputs made to break kernels
 BF16_STEP = 2.0**-9
 NOTHING = 1e-12  # a reference smaller than this is compared absolutely: it is zero but for underflow

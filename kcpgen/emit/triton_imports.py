@@ -1,0 +1,18 @@
+"""Which of the shared device functions a kernel imports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+DEVICE_FUNCTIONS = (
+    "after", "before", "block_anchor", "decay_from_edge", "decays", "dot", "dot_fp32", "dot_whole", "exp", "from_on",
+    "in_block", "level_decay", "level_edge", "load_column", "load_tile", "log2_decay", "same_level", "same_level_T",
+    "sigmoid", "softplus", "store_column", "store_tile", "sum_scalars", "unit_lower_inverse", "up_to",
+)  # fmt: skip
+
+
+def device_functions(lines: Iterable[str]) -> list[str]:
+    """The functions of `kcpgen.runtime.ops` that these lines of a kernel call."""
+    called = {name for line in lines for name in re.findall(r"(?<![\w.])(\w+)\(", line)}
+    return [name for name in DEVICE_FUNCTIONS if name in called]
