@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +18,9 @@ from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import bound_of, evaluate, relative_rms
 from kcpgen.verify.inputs import in_float64
 from kcpgen.verify.op import Op
+
+
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +64,16 @@ def simulate(op: Op, case: Case, spread: Spread, device: str, *, reference: str 
     with observed_chunks() as chunks:
         one = evaluate(op.chunk, inputs, case, backend=case.backend)
         cp = on_ranks(op, case, inputs, spread)
+    return compared(op, case, spread, cp=cp, one=one, naive=naive, chunks=chunks)
+
+
+def compared(
+    op: Op, case: Case, spread: Spread, *, cp: Tensors, one: Tensors, naive: Tensors, chunks: set[int]
+) -> Comparison:
+    """The three results of a row, side by side. chunks: lengths of the chunks that kernels worked in."""
     bounds = shard_bounds(case.offsets[-1], spread.ranks, spread.layout)
     figures = [f for name in one for f in _figures(op, case, bounds, name, cp[name], one[name], naive[name])]
-    chunk = chunks.pop() if len(chunks) == 1 else None
+    (chunk,) = chunks if len(chunks) == 1 else (None,)
     return Comparison(op=op, case=case, spread=spread, bounds=bounds, chunk=chunk, figures=tuple(figures))
 
 
