@@ -17,7 +17,10 @@ PARTS = ("prepare", "pre-process", "gather", "merge", "scan", "replay", "reverse
 def plot(files: list[Path], out: Path) -> int:
     """Above, speedup over one device; below, the parts of the slowest rank's forward and backward. A column an op."""
     figures = [
-        {**figure, "ranks_": figure.get("simulated_ranks", about["ranks"])}
+        {
+            **figure,
+            "ranks_": f"{figure['simulated_ranks']} simulated" if "simulated_ranks" in figure else about["ranks"],
+        }
         for path in files
         for about in [json.loads(path.read_text(encoding="utf-8"))]
         for figure in about["figures"]
@@ -50,7 +53,7 @@ def _speedups(axis: Any, op: str, figures: list[dict[str, Any]]) -> None:
 
 
 def _parts(axis: Any, figures: list[dict[str, Any]]) -> None:
-    labels = [f"{f['T'] // 1024}k H{f['H']} W{f['ranks_']}" for f in figures]
+    labels = [f"T={f['T']} H={f['H']} W={f['ranks_']}" for f in figures]
     left = [0.0] * len(figures)
     for part in PARTS:
         widths = [_slowest(f).get(part, 0.0) for f in figures]
