@@ -26,9 +26,18 @@ FORBIDDEN = {
         "kcpgen.derivation",
         "kcpgen.emit",
         "kcpgen.verify",
+        "kcpgen.simulate",
         "kcpgen.spec",
     ),
     "kcpgen.verify": (
+        *COMPILER_ONLY,
+        "kcpgen.language",
+        "kcpgen.derivation",
+        "kcpgen.emit",
+        "kcpgen.spec",
+        "kcpgen.compiler",
+    ),
+    "kcpgen.simulate": (
         *COMPILER_ONLY,
         "kcpgen.language",
         "kcpgen.derivation",

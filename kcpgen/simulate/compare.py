@@ -19,7 +19,6 @@ from kcpgen.verify.compare import bound_of, evaluate, relative_rms
 from kcpgen.verify.inputs import in_float64
 from kcpgen.verify.op import Op
 
-
 Tensors = Mapping[str, Tensor]
 
 
