@@ -22,6 +22,7 @@ from kcpgen.runtime.context_parallel.merge import compose
 from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, product
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
+from kcpgen.runtime.functions import outside_graphs
 from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
@@ -234,6 +235,7 @@ class _Chunked(torch.autograd.Function):
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 
 
+@outside_graphs
 def run_chunks(
     kernels: Kernels,
     inputs: Sequence[Tensor],

@@ -50,6 +50,21 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Leave a function out of what torch.compile captures.
+
+    As torch.compiler.disable, but without its import of the compiler, which takes as long as that of torch.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
 def _with_autocast_off(kinds: list[str], call: Callable[[], R]) -> R:
     if not kinds:
         return call()

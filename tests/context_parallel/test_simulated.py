@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cp_rows import OPS, ROWS, differences, row
+import torch
+from cp_rows import OPS, ROWS, differences, op, row
 
-from kcpgen.simulate.call import Spread
+from kcpgen.runtime import build_cp_context
+from kcpgen.simulate.call import Spread, long_memory
+from kcpgen.simulate.ranks import SimulatedTransport, run_ranks
 
 EXACT = 1e-10
 
@@ -50,3 +53,20 @@ def test_head_groups_and_per_token_backend(name: str) -> None:
     grouped = row((21, 43), value_heads=4)
     assert max(differences(name, grouped, Spread(ranks=4)).values()) < EXACT
     assert max(differences(name, row((21, 43), backend="naive"), Spread(ranks=4)).values()) < EXACT
+
+
+def test_torch_compile_leaves_a_call_on_ranks_out_of_its_graphs() -> None:
+    case = row((50, 14))
+    inputs = long_memory(op("gla"), case, "cpu")
+
+    def body(transport: SimulatedTransport) -> tuple[torch.Tensor, torch.Tensor]:
+        cp = build_cp_context(torch.tensor(case.offsets), transport)
+        tokens = {name: x.detach()[:, cp.shard.start : cp.shard.stop] for name, x in inputs.tokens.items()}
+
+        def f(v: torch.Tensor) -> torch.Tensor:
+            return 2 * op("gla").chunk(**{**tokens, "v": v}, cp_context=cp)[0]
+
+        return f(tokens["v"]), torch.compile(f, backend="eager")(tokens["v"])
+
+    for plain, compiled in run_ranks(2, body):
+        assert torch.equal(plain, compiled)

@@ -19,7 +19,7 @@ from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.merge import merge_in_torch
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
-from kcpgen.runtime.functions import compute_dtype
+from kcpgen.runtime.functions import compute_dtype, outside_graphs
 
 Recurrence = Callable[..., tuple[Tensor, "Tensor | None"]]
 
@@ -183,6 +183,7 @@ class _ContextParallel(torch.autograd.Function):
         return (None, callers_rows(run.cp.shard, gradient), *found)
 
 
+@outside_graphs
 def torch_context_parallel(
     function: Recurrence,
     cp: CPContext,
