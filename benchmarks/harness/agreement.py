@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.harness import calls
 from benchmarks.harness.inputs import Arguments
 from benchmarks.harness.shapes import Shape
 from kcpgen.verify.cases import Case
@@ -57,14 +58,16 @@ def reference(op: Op, shape: Shape, arguments: Arguments) -> Reference:
 
 def our_errors(op: Op, arguments: Arguments, expected: Reference, o: Tensor) -> Errors:
     """Of the output that was timed, and of output and gradients of the same kernels run on the window alone."""
-    found = _run(op, expected.window, arguments, None, "triton")
+    found = _run(op, expected.window, arguments, None, calls.BACKEND)
     errors = {name: relative_rms(x, expected.found[name]) for name, x in found.items()}
     return {"o (timed)": _output_error(expected, o), **errors}
 
 
 def peer_errors(expected: Reference, o: Tensor, gradients: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> Errors:
     """Of the output against the reference, of gradients against ours over all tokens."""
-    compared = {f"d{name} (ours)": relative_rms(x, ours[name].double()) for name, x in gradients.items() if name in ours}
+    compared = {
+        f"d{name} (ours)": relative_rms(x, ours[name].double()) for name, x in gradients.items() if name in ours
+    }
     return {"o (timed)": _output_error(expected, o), **compared}
 
 

@@ -17,6 +17,7 @@ from kcpgen.verify.op import Op
 
 Call = Callable[[], tuple[Tensor, Any]]
 OURS = "kcpgen"
+BACKEND = "triton"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,20 @@ class Peer:
     environment: Mapping[str, str]
     entries: Mapping[str, Entry]
     widths: tuple[int, ...] = ()  # key and value widths it is limited to; (): any
+    tuned: bool = False  # its kernels are tuned by Triton, at the first call with new sizes
+
+    def unsupported(self, op: str, shape: Shape, bound: float | None) -> str:
+        """Why the peer has no such call, "" if it has. bound: of the log decay, computed and promised in the call."""
+        entry = self.entries.get(op)
+        if entry is None:
+            return f"has no {op}"
+        if shape.grouped and not entry.grouped:
+            return f"{entry.function} takes no grouped heads"
+        if self.widths and {shape.key_width, shape.value_width} - set(self.widths):
+            return f"{entry.function} takes only K = V = {' or '.join(map(str, self.widths))}"
+        if bound is not None and not entry.gates:
+            return f"{entry.function} takes no bounded gate"
+        return ""
 
 
 FLA = Peer(
@@ -56,6 +71,7 @@ FLA = Peer(
         "gdn2": Entry(module="fla.ops.gdn2", function="chunk_gdn2"),
         "comba": Entry(module="fla.ops.comba", function="chunk_comba", grouped=True),
     },
+    tuned=True,
 )
 FLASH_QLA = Peer(
     name="FlashQLA",
@@ -87,20 +103,6 @@ def installed(distribution: str) -> str | None:
         return None
 
 
-def unsupported(peer: Peer, op: str, shape: Shape, arguments_bound: float | None) -> str:
-    """Why the peer has no such call, "" if it has."""
-    entry = peer.entries.get(op)
-    if entry is None:
-        return f"has no {op}"
-    if shape.grouped and not entry.grouped:
-        return f"{entry.function} takes no grouped heads"
-    if peer.widths and {shape.key_width, shape.value_width} - set(peer.widths):
-        return f"{entry.function} takes only K = V = {' or '.join(map(str, peer.widths))}"
-    if arguments_bound is not None and not entry.gates:
-        return f"{entry.function} takes no bounded gate"
-    return ""
-
-
 def our_call(op: Op, arguments: Arguments) -> Call:
     return lambda: op.chunk(
         **arguments.tokens,
@@ -108,15 +110,14 @@ def our_call(op: Op, arguments: Arguments) -> Call:
         **arguments.keywords,
         cu_seqlens=arguments.cu_seqlens,
         cu_seqlens_cpu=arguments.cu_seqlens_cpu,
-        backend="triton",
+        backend=BACKEND,
     )
 
 
 def peer_call(peer: Peer, op: str, arguments: Arguments) -> Call:
     entry = peer.entries[op]
     function = getattr(import_module(entry.module), entry.function)
-    keywords = peer_keywords(peer, arguments)
-    return lambda: function(**arguments.tokens, **keywords)
+    return lambda: function(**arguments.tokens, **peer_keywords(peer, arguments))
 
 
 def peer_keywords(peer: Peer, arguments: Arguments) -> dict[str, Any]:

@@ -18,7 +18,7 @@ LIBRARY = re.compile(r"nvjet|cutlass|sm\d+_|ampere_|hopper_")
 CYCLES = 1.8e6  # of the GPU's clock in a millisecond, about
 
 
-class DeviceLost(RuntimeError):
+class DeviceLostError(RuntimeError):
     """A kernel faulted: nothing in this process can use the device any more."""
 
 
@@ -67,7 +67,7 @@ def synchronize() -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise DeviceLost(first_line(error)) from error
+        raise DeviceLostError(first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -96,7 +96,7 @@ def _peak_mib(call: Callable[[], Any]) -> float:
 
 
 def interleaved(attempts: Mapping[str, Attempt], rounds: int) -> dict[str, Timing]:
-    """Time all calls in turn, `rounds` times. The device is kept busy while the host prepares: its gaps do not count."""
+    """Time all calls in turn, `rounds` times. The device waits until the host has launched a call: no gaps."""
     spans: dict[str, list[tuple[Any, Any]]] = {name: [] for name in attempts}
     for _ in range(rounds):
         for name, attempt in attempts.items():

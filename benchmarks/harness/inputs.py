@@ -65,9 +65,7 @@ def draw(op: Op, shape: Shape, gates: str, device: str, seed: int = 0) -> Argume
 
 
 class _Source:
-    def __init__(
-        self, op: Op, shape: Shape, keywords: Mapping[str, bool | float], generator: torch.Generator
-    ) -> None:
+    def __init__(self, op: Op, shape: Shape, keywords: Mapping[str, bool | float], generator: torch.Generator) -> None:
         self.op = op
         self.sizes = shape.sizes
         self.generator = generator

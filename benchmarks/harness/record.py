@@ -15,8 +15,8 @@ FORMAT = 1
 class Row:
     """One implementation at one configuration.
 
-    status: "ok"; "absent", "unsupported" (not tried); "failed" (raised), "wrong" (disagrees with the reference),
-    "other kernels" (something else than what was to be measured ran): only "ok" rows count. ms: the median.
+    status: "ok"; "unsupported" (not tried); "failed" (raised); "wrong" (disagrees with the reference); "other kernels"
+    (something else than what was to be measured ran). Only "ok" rows count. ms: the median.
     errors: relative RMS by tensor. kernels: device ms by name, of one call.
     """
 

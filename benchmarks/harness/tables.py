@@ -18,7 +18,7 @@ HEAD = (
 def line(row: Row, ours: Row | None) -> str:
     """`x ours`: how many times as long as ours it takes; `error`: the largest, of any tensor."""
     worst = max(row.errors.values(), default=None, key=lambda e: (e != e, e))
-    note = row.message if row.status in ("absent", "unsupported") else f"{row.status}: {row.message}"
+    note = f"{row.status}: {row.message}"
     return (
         f"{row.op:10} {row.shape:>24} {row.gates:7} {row.direction:8} {row.implementation:10} "
         f"{_number(row.ms, '8.3f')} {_number(ratio(row, ours), '7.2f')} {_number(over_floor(row), '7.1f')} "
@@ -28,7 +28,7 @@ def line(row: Row, ours: Row | None) -> str:
 
 
 def ratio(row: Row, ours: Row | None) -> float | None:
-    if ours is None or "ok" != row.status or "ok" != ours.status or row.ms is None or not ours.ms:
+    if ours is None or row.status != "ok" or ours.status != "ok" or row.ms is None or not ours.ms:
         return None
     return row.ms / ours.ms
 
@@ -79,7 +79,12 @@ def plot(record: Record, path: Path) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(18, 1.5 + 0.3 * max(1, len(groups))), sharey=True, squeeze=False)
     for axis, (title, value) in zip(axes[0], charts, strict=True):
         for index, name in enumerate(names):
-            bars = [(at, value(row, our_row(group))) for at, group in enumerate(groups) for row in group if row.implementation == name]
+            bars = [
+                (at, value(row, our_row(group)))
+                for at, group in enumerate(groups)
+                for row in group
+                if row.implementation == name
+            ]
             shown = [(at, number) for at, number in bars if number is not None]
             height = 0.8 / len(names)
             axis.barh([at + index * height for at, _ in shown], [number for _, number in shown], height, label=name)
@@ -90,7 +95,9 @@ def plot(record: Record, path: Path) -> None:
     axes[0][0].invert_yaxis()
     axes[0][-1].legend() if names else None
     environment = record.environment
-    figure.suptitle(f"{environment.get('device', '')}, torch {environment.get('torch', '')}, Triton {environment.get('triton', '')}")
+    figure.suptitle(
+        f"{environment.get('device', '')}, torch {environment.get('torch', '')}, Triton {environment.get('triton', '')}"
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
