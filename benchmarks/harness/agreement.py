@@ -56,11 +56,13 @@ def reference(op: Op, shape: Shape, arguments: Arguments) -> Reference:
     return Reference(window=window, found=_run(op, window, arguments, torch.float64, "naive"))
 
 
-def our_errors(op: Op, arguments: Arguments, expected: Reference, o: Tensor) -> Errors:
-    """Of the output that was timed, and of output and gradients of the same kernels run on the window alone."""
-    found = _run(op, expected.window, arguments, None, calls.BACKEND)
+def our_errors(op: Op, arguments: Arguments, expected: Reference, o: Tensor, gradients: Mapping[str, Tensor]) -> Errors:
+    """Of the timed output; in training also of the same kernels run on the window alone, since gradients depend on
+    what follows: of the timed ones it is asked only that they are finite."""
+    found = _run(op, expected.window, arguments, None, calls.BACKEND) if gradients else {}
     errors = {name: relative_rms(x, expected.found[name]) for name, x in found.items()}
-    return {"o (timed)": _output_error(expected, o), **errors}
+    lost = {f"d{name} (timed)": float("nan") for name, x in gradients.items() if not _finite(x)}
+    return {"o (timed)": _output_error(expected, o), **errors, **lost}
 
 
 def peer_errors(expected: Reference, o: Tensor, gradients: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> Errors:
@@ -87,9 +89,11 @@ def _beyond(errors: Errors, bounds: Mapping[str, float]) -> str:
 
 
 def _output_error(expected: Reference, o: Tensor) -> float:
-    if not bool(torch.isfinite(o).all()):
-        return float("nan")
-    return relative_rms(expected.window.of(o), expected.found["o"])
+    return relative_rms(expected.window.of(o), expected.found["o"]) if _finite(o) else float("nan")
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
 
 
 def _run(op: Op, window: Window, arguments: Arguments, dtype: torch.dtype | None, backend: str) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 PLAIN = re.compile(r"\w+")  # a kernel made by a DSL; those of torch and CUDA libraries have mangled names
 LIBRARY = re.compile(r"nvjet|cutlass|sm\d+_|ampere_|hopper_")
+CALL = re.compile(r"cu(da)?[A-Z]")  # the host's calls, which a profile lists too
 CYCLES = 1.8e6  # of the GPU's clock in a millisecond, about
 
 
@@ -129,7 +130,11 @@ def kernels(call: Callable[[], Any]) -> dict[str, float]:
         kept = call()
         torch.cuda.synchronize()
     del kept
-    return {event.key: event.device_time_total / 1e3 for event in profiler.key_averages() if event.device_time_total}
+    return {
+        event.key: event.device_time_total / 1e3
+        for event in profiler.key_averages()
+        if event.device_time_total and not CALL.match(event.key)
+    }
 
 
 def triton_names(prefixes: Iterable[str]) -> set[str]:

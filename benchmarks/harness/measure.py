@@ -90,7 +90,8 @@ def _ours(problem: Problem, direction: str, protocol: Protocol) -> dict[str, Any
     if attempt.failure:
         return {"attempt": attempt, "status": "failed", "message": attempt.failure}
     try:
-        errors = agreement.our_errors(problem.op, problem.arguments, problem.expected, attempt.result.o)
+        result = attempt.result
+        errors = agreement.our_errors(problem.op, problem.arguments, problem.expected, result.o, result.gradients)
     except Exception as error:
         device.synchronize()
         attempt.failure = device.first_line(error)

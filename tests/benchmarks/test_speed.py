@@ -84,6 +84,23 @@ def test_what_disagrees_with_the_reference_does_not_count(
     assert tables.ratio(rows["fla", "forward"], rows["kcpgen", "forward"]) is None
 
 
+def test_a_gradient_that_is_not_finite_does_not_count(
+    faked_device: SimpleNamespace, gdn_peer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = measure._training
+
+    def spoilt(*arguments: Any) -> measure.Result:
+        found = right(*arguments)
+        found.gradients["g"][0, -1, 0] = torch.inf
+        return found
+
+    monkeypatch.setattr(measure, "_training", spoilt)
+    out = tmp_path / "run.json"
+    assert speed.main([*SMALL, "--no-peers", "--json", str(out)]) == 1
+    assert rows_of(out)["kcpgen", "forward"].status == "ok"
+    assert rows_of(out)["kcpgen", "training"].message == "dg (timed) nan > 8e-03"
+
+
 def test_a_peer_that_computes_something_else_does_not_count(
     faked_device: SimpleNamespace, gdn_peer: ModuleType, tmp_path: Path
 ) -> None:
