@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import cp_processes
 import pytest
+
+from kcpgen.runtime.context_parallel.transport import Watch
 
 Troubles = list[dict[str, Any]]
 
@@ -63,3 +67,32 @@ def test_any_group_will_do() -> None:
     first, *others = cp_processes.run(3, cp_processes.on_a_subgroup)
     assert first is None
     assert all(worst < 1e-12 for worst in others), others
+
+
+class Work:
+    """A collective on a device, as the watching thread sees it."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 5.0
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_the_watch_looks_until_a_collective_ends_or_is_in_trouble() -> None:
+    watch, work, looks = Watch(), Work(), []
+    watch.add(work, lambda: bool(looks.append(1)))  # type: ignore[arg-type, func-returns-value]
+    assert eventually(lambda: len(looks) >= 2)
+    work.done = True
+    assert eventually(lambda: watch._thread is None)
+    troubled: list[int] = []
+    watch.add(Work(), lambda: not troubled.append(1))  # type: ignore[arg-type, func-returns-value]
+    assert eventually(lambda: watch._thread is None)
+    assert troubled == [1]
