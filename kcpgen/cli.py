@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from kcpgen import __version__
+from kcpgen.cost.device import DEVICES
+from kcpgen.cost.sizes import Sizes, parse_sizes
 
 if TYPE_CHECKING:
     from kcpgen.emit.package import Package
 
 T = TypeVar("T")
 SPEC = click.Path(path_type=Path)
+
+
+def _sizes(text: str) -> Sizes:
+    try:
+        return parse_sizes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -100,6 +109,34 @@ def simulate(arguments: tuple[str, ...]) -> None:
         from kcpgen.simulate.command import Request, run
 
         sys.exit(run(output / package.name, Request(**chosen)))
+
+
+@main.command()
+@click.argument("spec", type=SPEC)
+@click.option("--device", type=click.Choice(sorted(DEVICES)), default="h200", show_default=True)
+@click.option(
+    "--shape", type=_sizes, required=True, metavar="BxTxHxKxV", help="H/HV for grouped heads: 1x8192x16/32x128x128."
+)
+@click.option("--bounded", is_flag=True, help="As if a bound of the decay were promised.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def plan(spec: Path, device: str, shape: Sizes, bounded: bool, as_json: bool) -> None:
+    """Show the kernels of SPEC at one shape: what each moves, computes and keeps, the floor, and the time predicted."""
+    (text,) = _each((spec,), lambda path: _estimate(path, device, shape, bounded, as_json))
+    click.echo(text, nl=False)
+
+
+def _estimate(path: Path, device: str, sizes: Sizes, bounded: bool, as_json: bool) -> str:
+    from kcpgen.cost import report
+    from kcpgen.cost.estimate import estimate
+    from kcpgen.derivation.chunk_form import derive_chunk_form
+    from kcpgen.derivation.normal_form import derive_normal_form
+    from kcpgen.language import load
+    from kcpgen.plan import make_plan
+
+    found = estimate(
+        make_plan(derive_chunk_form(derive_normal_form(load(path)))), DEVICES[device], sizes, bounded=bounded
+    )
+    return report.to_json(found) if as_json else report.to_text(found)
 
 
 def _compile(path: Path, output: Path) -> Package:

@@ -1,0 +1,1 @@
+"""What the kernels of a plan move, compute and keep, and how long a device needs for it."""

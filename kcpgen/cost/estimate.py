@@ -1,0 +1,109 @@
+"""From a spec's plan to what its op costs on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kcpgen.cost.device import Device
+from kcpgen.cost.sizes import Sizes
+from kcpgen.cost.work import Counting, KernelWork
+from kcpgen.plan import KernelPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEstimate:
+    """bound_ms: of bytes and FLOP at full rates. predicted_ms: what such a kernel is likely to take."""
+
+    work: KernelWork
+    bound_ms: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """Every tensor moved once, every product of the recurrence made once. Bytes and FLOP per token of a value head."""
+
+    bytes: float
+    flops: float
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """saved: scratch the backward reads again, bytes per token of a value head, by tensor. recomputed: by whom."""
+
+    plan: KernelPlan
+    device: Device
+    sizes: Sizes
+    chunk: int
+    bounded: bool
+    forward: tuple[KernelEstimate, ...]
+    backward: tuple[KernelEstimate, ...]
+    forward_floor: Floor
+    training_floor: Floor
+    saved: Mapping[str, float]
+    recomputed: tuple[str, ...]
+
+    @property
+    def saved_mib(self) -> float:
+        return sum(self.saved.values()) * self.sizes.token_heads / 2**20
+
+
+def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -> Estimate:
+    """Costs in bfloat16 with the tiles the op itself would choose; options off."""
+    counting = _counting(plan, sizes, bounded)
+    inputs, output = sum(counting.inputs.values()), float(2 * sizes.V)
+    flops = counting.floor_flops
+    return Estimate(
+        plan=plan,
+        device=device,
+        sizes=sizes,
+        chunk=counting.C,
+        bounded=bounded,
+        forward=_estimates(counting.forward, device, sizes, counting.C),
+        backward=_estimates(counting.backward, device, sizes, counting.C),
+        forward_floor=_floor(inputs + output, flops, device, sizes),
+        training_floor=_floor(3 * inputs + 2 * output, 3 * flops, device, sizes),
+        saved=counting.scratch,
+        recomputed=("entering states", *(f"U_{i}" for i in plan.erasing)),
+    )
+
+
+def _counting(plan: KernelPlan, sizes: Sizes, bounded: bool) -> Counting:
+    import torch
+
+    from kcpgen.runtime.launch import choose_tiles
+
+    tiles = choose_tiles(
+        keys=sizes.K,
+        values=sizes.V,
+        decay="none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar",
+        terms=len(plan.terms),
+        dtype=torch.bfloat16,
+        whole_value_axis=plan.whole_value_axis,
+    )
+    return Counting(
+        plan=plan,
+        sizes=sizes,
+        C=tiles.chunk,
+        KP=tiles.prepare.key_width,
+        VP=tiles.prepare.value_width,
+        block=tiles.scan.value_block,
+        bounded=bounded,
+    )
+
+
+def _estimates(kernels: Iterable[KernelWork], device: Device, sizes: Sizes, chunk: int) -> tuple[KernelEstimate, ...]:
+    return tuple(_estimate(work, device, sizes, chunk) for work in kernels)
+
+
+def _estimate(work: KernelWork, device: Device, sizes: Sizes, chunk: int) -> KernelEstimate:
+    bound = device.bound_ms(work.bytes * sizes.token_heads, work.flops * sizes.token_heads)
+    parallel, serial = bound / device.reached, device.serial_ms(work.steps, chunk, work.programs)
+    return KernelEstimate(work=work, bound_ms=bound, predicted_ms=parallel if work.steps == 1 else max(bound, serial))
+
+
+def _floor(bytes_moved: float, flops: float, device: Device, sizes: Sizes) -> Floor:
+    ms = device.bound_ms(bytes_moved * sizes.token_heads, flops * sizes.token_heads)
+    return Floor(bytes=bytes_moved, flops=flops, ms=ms)

@@ -1,0 +1,199 @@
+"""Bytes and FLOP of every kernel, read off the plan: its inputs, its scratch and its block equations.
+
+Counted per token of a value head. Each tensor of a kernel counts once, as if the cache kept what programs share; a
+masked score counts whole, as the tile that is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from kcpgen.cost.products import flops
+from kcpgen.cost.sizes import Sizes
+from kcpgen.derivation.chunk_form import Equation
+from kcpgen.emit.triton_prepare import rows_of_scores, scratch
+from kcpgen.plan import KernelPlan
+from kcpgen.spec import TokenInput
+from kcpgen.tokenwise import names
+
+LOW, FULL = 2, 4  # bytes of a 16-bit and of an fp32 element
+SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a dot
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelWork:
+    """reads, writes: bytes by tensor. steps: chunks that one program walks in turn, 1 where all are side by side."""
+
+    name: str
+    reads: Mapping[str, float]
+    writes: Mapping[str, float]
+    flops: float
+    programs: int
+    steps: int
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting:
+    """A plan at given sizes. C: tokens of a chunk; KP, VP: padded widths; block: state columns of a serial program."""
+
+    plan: KernelPlan
+    sizes: Sizes
+    C: int
+    KP: int
+    VP: int
+    block: int
+    bounded: bool
+
+    @property
+    def forward(self) -> tuple[KernelWork, ...]:
+        return (self._prepare(), self._serial("scan", self._equations("U", "O", "S_next"), {}, self._output("o")))
+
+    @property
+    def backward(self) -> tuple[KernelWork, ...]:
+        states = {"states": self._state_bytes, **self._values("U", self.plan.erasing)}
+        reversed_ = {"state_gradients": self._state_bytes, **self._values("dU", self.plan.terms)}
+        kernels = (
+            self._serial("states", self._equations("U", "S_next"), {}, states),
+            self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
+            self._gradients(),
+        )
+        return kernels if self.sizes.H == self.sizes.HV else (*kernels, self._group_sums())
+
+    @cached_property
+    def scratch(self) -> dict[str, float]:
+        """What `prepare` leaves behind and the backward reads again."""
+        return {name: self._scratch_bytes(shape) for name, (shape, _) in scratch(self.plan).items()}
+
+    @property
+    def inputs(self) -> dict[str, float]:
+        """Input tensors; one shared by a group of heads counts once a group."""
+        return {i.name: self._elements(i) * _width(i) for i in self.plan.spec.inputs}
+
+    @property
+    def floor_flops(self) -> float:
+        """Token by token: a product with the state for the read, and for each term's write and erase."""
+        return 2 * self.sizes.K * self.sizes.V * (1 + len(self.plan.terms) + len(self.plan.erasing))
+
+    def _prepare(self) -> KernelWork:
+        solved = [e for e in self.plan.form.solved if e.target.name in ("W", "U0")]
+        scores = 2 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
+        return self._parallel("prepare", self.inputs, self.scratch, scores + self._solve + self._flops(solved))
+
+    def _gradients(self) -> KernelWork:
+        equations = self.plan.form.gradients
+        states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
+        values = {**self._values("U", self.plan.erasing), **self._values("dU", self.plan.terms)}
+        inputs = {name: size for name, size in self.inputs.items() if name not in self._plain_values}
+        reads = {**inputs, **self._output("do"), **states, **values, **self._scratch_of(equations)}
+        if "sums" in self.scratch:
+            reads["sums"] = self.scratch["sums"]
+        pure = {f"U0_{p}": self.scratch[f"U0_{p}"] for p in self.plan.pure_writes}
+        pairs = 4 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
+        turned = [e for e in equations if e.target.name in ("dA", "dL")]  # computed transposed as well
+        made = self._flops(equations) + self._flops(turned) + pairs
+        corrected = self._values("dR", self.plan.erasing)  # through memory, from the value pass to the key pass
+        return self._parallel("gradients", {**reads, **pure, **corrected}, {**corrected, **self._gradient_bytes}, made)
+
+    @property
+    def _plain_values(self) -> set[str]:
+        """Inputs that are values as they are: their gradient needs them no more."""
+        made = {name for value in self.plan.values if not value.is_Symbol for name in names(value)}
+        return {i.name for i in self.plan.inputs_on("V")} - made
+
+    def _group_sums(self) -> KernelWork:
+        """Gradients of inputs that heads share, added over their group; by torch."""
+        shared = [i for i in self.plan.spec.inputs if i.heads == "H"]
+        reads = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in shared}
+        writes = {f"d{i.name}": self.inputs[i.name] for i in shared}
+        return KernelWork(name="group sums", reads=reads, writes=writes, flops=0.0, programs=len(shared), steps=1)
+
+    @property
+    def _gradient_bytes(self) -> dict[str, float]:
+        grouped = self.sizes.H != self.sizes.HV
+        return {
+            f"d{i.name}": self._size(i.axis) * (FULL if grouped and i.heads == "H" else _width(i))
+            for i in self.plan.spec.inputs
+        }
+
+    def _parallel(self, name: str, reads: Mapping[str, float], writes: Mapping[str, float], flops: float) -> KernelWork:
+        programs = self.sizes.B * self._chunks * self.sizes.HV
+        return KernelWork(name=name, reads=reads, writes=writes, flops=flops, programs=programs, steps=1)
+
+    def _serial(
+        self, name: str, equations: Iterable[Equation], reads: Mapping[str, float], writes: Mapping[str, float]
+    ) -> KernelWork:
+        equations = tuple(equations)
+        return KernelWork(
+            name=name,
+            reads={**self._scratch_of(equations), **reads},
+            writes=writes,
+            flops=self._flops(equations),
+            programs=self.sizes.B * self.sizes.HV * (self.VP // self.block),
+            steps=self._chunks,
+        )
+
+    @property
+    def _chunks(self) -> int:
+        return -(-self.sizes.T // self.C)
+
+    def _equations(self, *targets: str) -> list[Equation]:
+        return [e for e in self.plan.form.solved if e.target.name in targets]
+
+    def _scratch_of(self, equations: Iterable[Equation]) -> dict[str, float]:
+        factors = (factor for e in equations for monomial in e.terms for factor in monomial.factors)
+        names = dict.fromkeys("_".join([f.name, *map(str, f.index)]) for f in factors)
+        found = [s for name in names for s in (name, f"{name}_rest") if s in self.scratch]
+        return {name: self.scratch[name] for name in found}
+
+    def _scratch_bytes(self, shape: str) -> float:
+        *letters, last = [part.strip() for part in shape.split(",")]
+        full = last == "dtype=torch.float32"
+        dimensions = {"C": self.C, "KP": self.KP, "VP": self.VP}
+        elements = prod(dimensions.get(d) or int(d) for d in (letters if full else [*letters, last]))
+        return elements * (FULL if full else LOW) / self.C
+
+    @property
+    def _state_bytes(self) -> float:
+        return self.KP * self.VP * LOW / self.C
+
+    def _values(self, name: str, terms: Iterable[int]) -> dict[str, float]:
+        return {f"{name}_{j}": float(self.VP * LOW) for j in terms}
+
+    def _output(self, name: str) -> dict[str, float]:
+        return {name: float(self.sizes.V * LOW)}
+
+    def _elements(self, declared: TokenInput) -> float:
+        share = self.sizes.H / self.sizes.HV if declared.heads == "H" else 1.0
+        return self._size(declared.axis) * share
+
+    def _size(self, axis: str) -> int:
+        return {"": 1, "K": self.sizes.K, "V": self.sizes.V}[axis]
+
+    def _passes(self, score: str) -> int:
+        """Whole-tile products that one score matrix takes: with a decay per channel one for each level of halving."""
+        levels = self.C.bit_length() - 1
+        if not self.plan.decay_axis:
+            return 1
+        return 1 + levels - SUBSTITUTED if self.bounded else levels + score.startswith("A_")
+
+    @property
+    def _solve(self) -> float:
+        """The blockwise inverse, and the Schur complements between erasing terms; products of [C, C] tiles."""
+        merges = 2 * max(0, self.C.bit_length() - 1 - SUBSTITUTED)
+        products = sum(merges + 3 * done * done + 3 * done for done in range(len(self.plan.erasing)))
+        return float(products * 2 * self.C * self.C)
+
+    def _flops(self, equations: Iterable[Equation]) -> float:
+        return flops(equations, {"C": self.C, "K": self.KP, "V": self.VP}) / self.C
+
+
+def _width(declared: TokenInput) -> int:
+    """Log decays are passed in fp32, data in 16 bits."""
+    return FULL if declared.role == "log_decay" else LOW

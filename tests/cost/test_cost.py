@@ -1,0 +1,190 @@
+"""Costs against what the generated packages really allocate and pass on, and against counts made by hand."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kcpgen.cli import main
+from kcpgen.cost.device import DEVICES
+from kcpgen.cost.estimate import Estimate, estimate
+from kcpgen.cost.products import flops
+from kcpgen.cost.sizes import Sizes, parse_sizes
+from kcpgen.cost.work import KernelWork
+from kcpgen.derivation.chunk_form import derive_chunk_form
+from kcpgen.derivation.normal_form import derive_normal_form
+from kcpgen.language import load
+from kcpgen.plan import KernelPlan, make_plan
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SIZES = parse_sizes("1x8192x32x128x128")
+
+
+def plan_of(spec: Path) -> KernelPlan:
+    return make_plan(derive_chunk_form(derive_normal_form(load(spec))))
+
+
+def estimated(name: str, sizes: Sizes = SIZES, bounded: bool = False) -> Estimate:
+    return estimate(plan_of(ROOT / "specs" / f"{name}.kcp"), DEVICES["h200"], sizes, bounded=bounded)
+
+
+def kernels(found: Estimate) -> dict[str, KernelWork]:
+    return {kernel.work.name: kernel.work for kernel in (*found.forward, *found.backward)}
+
+
+def allocated(package: Path, chunk: int) -> Iterator[tuple[str, float]]:
+    """Name and bytes per token of every scratch tensor in the generated `Prepared(...)`."""
+    letters = {"C": chunk, "KP": 128, "VP": 128}
+    for node in ast.walk(ast.parse((package / "prepare.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Prepared":
+            for keyword in node.keywords:
+                if isinstance(keyword.value, ast.Call):
+                    size = 4 if keyword.value.keywords else 2
+                    for argument in keyword.value.args:
+                        text = ast.unparse(argument)
+                        size *= letters.get(text) or int(text)
+                    yield str(keyword.arg), size / chunk
+
+
+def passed_on(package: Path, file: str) -> set[str]:
+    """Scratch tensors that a generated launcher hands to its kernel."""
+    text = (package / f"{file}.py").read_text(encoding="utf-8")
+    launch = text[text.index("_kernel[(") :]
+    return set(re.findall(r"prepared\.(\w+)", launch)) - {
+        "heads", "keys", "values", "key_width", "value_width", "precision"
+    }  # fmt: skip
+
+
+def test_scratch_is_what_the_package_allocates(spec_path: Path) -> None:
+    found = estimated(spec_path.stem)
+    assert dict(found.saved) == dict(allocated(ROOT / "generated" / spec_path.stem, found.chunk))
+    assert dict(kernels(found)["prepare"].writes) == dict(found.saved)
+
+
+@pytest.mark.parametrize(("kernel", "file"), [("scan", "scan"), ("reverse", "reverse"), ("gradients", "gradients")])
+def test_scratch_that_is_read_is_what_the_launcher_passes(spec_path: Path, kernel: str, file: str) -> None:
+    found = estimated(spec_path.stem)
+    read = set(kernels(found)[kernel].reads) & set(found.saved)
+    assert read == passed_on(ROOT / "generated" / spec_path.stem, file)
+
+
+def test_every_input_is_read_and_gets_a_gradient(spec_path: Path) -> None:
+    works = kernels(estimated(spec_path.stem))
+    names = {i.name for i in plan_of(spec_path).spec.inputs}
+    assert set(works["prepare"].reads) == names
+    assert {f"d{name}" for name in names} <= set(works["gradients"].writes)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "training", "products"),
+    [
+        ("gdn", 4 * 256 + 4 + 2, 11 * 256 + 3 * 6, 3),
+        ("kda", 4 * 256 + 512 + 2, 11 * 256 + 3 * 514, 3),
+        ("gla", 4 * 256 + 512, 11 * 256 + 3 * 512, 2),
+        ("dplr", 6 * 256 + 512, 17 * 256 + 3 * 512, 4),
+    ],
+)
+def test_the_floor_by_hand(name: str, forward: int, training: int, products: int) -> None:
+    found = estimated(name)
+    assert (found.forward_floor.bytes, found.training_floor.bytes) == (forward, training)
+    assert found.forward_floor.flops == products * 2 * 128 * 128
+    assert found.training_floor.flops == 3 * found.forward_floor.flops
+    assert found.forward_floor.ms == pytest.approx(1e3 * forward * 8192 * 32 / 4.27e12)
+
+
+def test_the_floor_is_what_benchmarks_measure_against(spec_path: Path) -> None:
+    from benchmarks.harness.floor import work_of
+    from benchmarks.harness.inputs import draw
+    from benchmarks.harness.shapes import parse
+    from kcpgen.verify.op import load_op
+
+    op = load_op(ROOT / "generated" / spec_path.stem)
+    arguments = draw(op, parse("1x64x2/4:16"), "open", "cpu")
+    found = estimated(spec_path.stem, parse_sizes("1x64x2/4x16x16"))
+    for direction, floor in (("forward", found.forward_floor), ("training", found.training_floor)):
+        work = work_of(op, arguments, direction)
+        assert (work.bytes, work.flops) == (floor.bytes * 256, floor.flops * 256)
+
+
+def test_products_by_hand() -> None:
+    form = plan_of(ROOT / "specs" / "kda.kcp").form
+    C, K, V = 32, 128, 64
+    scan = [e for e in form.solved if e.target.name in ("U", "O", "S_next")]
+    assert flops(scan, {"C": C, "K": K, "V": V}) == 3 * 2 * C * K * V + 2 * C * C * V
+    assert flops(form.reverse_scan, {"C": C, "K": K, "V": V}) == 3 * 2 * C * K * V + 2 * C * C * V
+
+
+def test_a_product_of_three_is_taken_from_its_cheaper_end() -> None:
+    form = plan_of(ROOT / "specs" / "dplr.kcp").form
+    (solved,) = (e for e in form.solved if str(e.target) == "U0[1]")
+    assert flops([solved], {"C": 32, "K": 128, "V": 8}) == 2 * (2 * 32 * 32 * 8)
+
+
+def test_a_serial_kernel_takes_its_steps_however_little_it_moves() -> None:
+    few = estimated("gdn", parse_sizes("1x8192x1x128x128")).forward[1]
+    assert few.work.steps == 8192 // 32
+    assert few.predicted_ms == pytest.approx(256 * (0.40 + 0.015 * 32) / 1e3)
+    many = estimated("gdn", parse_sizes("1x8192x96x128x128")).forward[1]
+    assert many.work.programs == 192
+    assert many.predicted_ms == pytest.approx(2 * few.predicted_ms)
+
+
+def test_a_promised_bound_saves_products_only_with_a_decay_per_channel() -> None:
+    cost = {n: [kernels(estimated(n, SIZES, b))["prepare"].flops for b in (False, True)] for n in ("kda", "gdn")}
+    assert cost["kda"][1] < cost["kda"][0]
+    assert cost["gdn"][1] == cost["gdn"][0]
+
+
+def test_heads_that_share_inputs_read_less_and_add_gradients_up() -> None:
+    alone, shared = (kernels(estimated("gdn", parse_sizes(f"1x512x{h}x128x128"))) for h in ("32", "16/32"))
+    assert alone["prepare"].reads["q"] == 2 * shared["prepare"].reads["q"] == 256
+    assert shared["gradients"].writes["dq"] == 512
+    assert "group sums" in shared
+    assert "group sums" not in alone
+
+
+def test_the_command_prints_a_table(spec_path: Path) -> None:
+    found = CliRunner().invoke(main, ["plan", str(spec_path), "--shape", "1x8192x32x128x128"])
+    assert found.exit_code == 0, found.output
+    for word in ("prepare", "scan", "states", "reverse", "gradients", "floor", "saved", "recomputed", "MiB"):
+        assert word in found.output
+    assert max(map(len, found.output.splitlines())) <= 132
+
+
+def test_the_command_writes_json() -> None:
+    arguments = ["plan", str(ROOT / "specs/kda.kcp"), "--device", "h200", "--shape", "4x4096x16/32x128x64", "--json"]
+    whole = json.loads(CliRunner().invoke(main, arguments).output)
+    assert whole["sizes"] == {"B": 4, "T": 4096, "H": 16, "HV": 32, "K": 128, "V": 64}
+    assert [kernel["name"] for kernel in whole["backward"]] == ["states", "reverse", "gradients", "group sums"]
+    forward = sum(kernel["predicted_ms"] for kernel in whole["forward"])
+    assert whole["predicted_ms"]["forward"] == pytest.approx(forward, rel=1e-3)
+    assert whole["floor"]["forward"]["ms"] < forward < whole["predicted_ms"]["training"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--shape", "8192x32"], "is not BxTxHxKxV"),
+        (["--shape", "1x0x32x128x128"], "at least 1"),
+        (["--shape", "1x64x3/4x16x16"], "4 value heads cannot share 3 heads evenly"),
+        (["--shape", "1x64x3x512x16"], "at most 256"),
+        (["--shape", "1x64x3x16x16", "--device", "abacus"], "'abacus' is not"),
+        ([], "Missing option '--shape'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], said: str) -> None:
+    found = CliRunner().invoke(main, ["plan", str(ROOT / "specs" / "kda.kcp"), *arguments])
+    assert found.exit_code == 2
+    assert said in found.output
+
+
+def test_a_wrong_spec_is_a_diagnostic(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["plan", str(tmp_path / "none.kcp"), "--shape", "1x64x2x16x16"])
+    assert found.exit_code == 1
+    assert "KCP001" in found.output
