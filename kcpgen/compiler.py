@@ -18,7 +18,7 @@ from kcpgen.emit.description import emit_description
 from kcpgen.emit.format import format_sources
 from kcpgen.emit.package import Package
 from kcpgen.emit.stamp import stamp
-from kcpgen.emit.tidy import drop_idle
+from kcpgen.emit.tidy import tidy
 from kcpgen.emit.torch import emit_eager, emit_init, emit_interface, emit_naive
 from kcpgen.emit.triton_kernels import emit_triton
 from kcpgen.language import load
@@ -53,7 +53,7 @@ def package(spec: Spec, sources: Mapping[str, str], output: Path) -> Package:
     """Tidy, stamp and format: the last arrow, from emitted text to the bytes that are committed."""
     destination = output.resolve().name
     stamped = {
-        name: stamp(name, drop_idle(text), spec_path=spec.path, spec_text=spec.text, output=destination)
+        name: stamp(name, tidy(text), spec_path=spec.path, spec_text=spec.text, output=destination)
         for name, text in sources.items()
     }
     return Package(name=spec.name, spec_path=spec.path, files=format_sources(stamped))

@@ -1,8 +1,8 @@
-"""What nothing reads is dropped from kernels, and nothing else."""
+"""What nothing reads is dropped from kernels, branches on one condition are joined, and nothing else changes."""
 
 from __future__ import annotations
 
-from kcpgen.emit.tidy import drop_idle
+from kcpgen.emit.tidy import drop_idle, merge_branches
 
 SOURCE = """\
 import triton
@@ -22,22 +22,79 @@ def kernel(x_ptr, FLAG: tl.constexpr):
     )
     kept = tl.atomic_add(x_ptr, 1)
     total = 0.0
-    for _ in range(4):
+    carried = 0.0
+    for step in range(4):
         alone = rows
+        total += carried
+        carried = rows * 2.0
     if FLAG:
         total += 1.0
+    else:
+        unread = 1.0
+    for step in range(4):
+        unread_too = rows
+        summed_for_nothing += unread_too
+    if FLAG:
+        sole = 4.0
+    else:
+        total += 5.0
+    overwritten = 1.0
+    overwritten = 2.0
+    total += overwritten
     tl.store(x_ptr + rows, total)
+    total = 3.0
+"""
+IDLE = ("only_for_idle", "tl.load", "alone", "unread", "summed_for_nothing", "overwritten = 1.0", "total = 3.0")
+KEPT = (
+    "    idle = x + 1",
+    "kept = tl.atomic_add",
+    "    total = 0.0",
+    "carried = 0.0",
+    "carried = rows * 2.0",
+    "    if FLAG",
+    "        total += 1.0",
+    "        sole = 4.0",
+    "overwritten = 2.0",
+)
+
+
+def test_what_no_store_can_come_to_read_goes() -> None:
+    tidied = drop_idle(SOURCE)
+    assert [text for text in IDLE if text in tidied] == []
+    assert tidied.count("for step") == 1
+
+
+def test_the_rest_stays() -> None:
+    tidied = drop_idle(SOURCE)
+    assert [text for text in KEPT if text not in tidied] == []
+    assert drop_idle(tidied) == tidied
+
+
+BRANCHES = """\
+@triton.jit
+def kernel(x_ptr, FLAG: tl.constexpr):
+    if FLAG == 1:
+        tl.store(x_ptr, 1)
+    if FLAG == 1:
+        tl.store(x_ptr, 2)
+    if FLAG == 2:
+        tl.store(x_ptr, 3)
+    if x > 0:
+        x = 0
+    if x > 0:
+        tl.store(x_ptr, 4)
+    if FLAG == 3:
+        tl.store(x_ptr, 5)
+    else:
+        tl.store(x_ptr, 6)
+    if FLAG == 3:
+        tl.store(x_ptr, 7)
+    tl.store(x_ptr, 8)
+    if FLAG == 3:
+        tl.store(x_ptr, 9)
 """
 
 
-def test_idle_assignments_go_with_what_only_they_needed() -> None:
-    tidied = drop_idle(SOURCE)
-    assert "only_for_idle" not in tidied
-    assert "tl.load" not in tidied
-
-
-def test_host_code_effects_updates_and_sole_statements_stay() -> None:
-    tidied = drop_idle(SOURCE)
-    for line in ("    idle = x + 1", "kept = tl.atomic_add", "total = 0.0", "alone = rows", "total += 1.0"):
-        assert line in tidied
-    compile(tidied, "tidied", "exec")
+def test_neighbouring_branches_on_one_condition_become_one() -> None:
+    first, rest = "    if FLAG == 1:\n", BRANCHES.partition("tl.store(x_ptr, 1)\n")
+    assert merge_branches(BRANCHES) == rest[0] + rest[1] + rest[2].replace(first, "", 1)

@@ -1,58 +1,150 @@
-"""Drops from kernels what nothing reads: templates form every operand, an op may not need them all.
+"""Tidies kernels after rendering: templates form every operand and test every option, an op may not need it all.
 
-Functions of the Triton language act by their stores alone: an assignment to a name that is never read can go, with all
-that only it needed.
+Functions of the Triton language act by their stores alone. What no store can come to read is dropped, and neighbouring
+branches on one condition become one.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 ACTS = ("store", "atomic", "barrier", "print", "assert")
 
 
+def tidy(source: str) -> str:
+    """`source` with its `@triton.jit` functions tidied."""
+    return merge_branches(drop_idle(source))
+
+
 def drop_idle(source: str) -> str:
-    """`source` without the idle assignments of its `@triton.jit` functions."""
-    while idle := [statement for kernel in _kernels(ast.parse(source)) for statement in _idle(kernel)]:
-        gone = {line for statement in idle for line in range(statement.lineno, _end(statement) + 1)}
-        lines = source.splitlines(keepends=True)
-        source = "".join(line for number, line in enumerate(lines, start=1) if number not in gone)
-    return source
+    """`source` without statements of its kernels whose results nothing reads, and without what only those needed."""
+    liveness = _Liveness()
+    for kernel in _kernels(source):
+        liveness.block(kernel.body, frozenset())
+    return _without(source, liveness.idle_lines)
 
 
-def _kernels(tree: ast.Module) -> list[ast.FunctionDef]:
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+def merge_branches(source: str) -> str:
+    """`source` with each `if` of its kernels joined to the one before it that tests the same."""
+    blocks = (block for kernel in _kernels(source) for block in _blocks(kernel))
+    pairs = (pair for block in blocks for pair in pairwise(block))
+    return _without(source, {second.lineno for first, second in pairs if _alike(first, second)})
+
+
+def _kernels(source: str) -> list[ast.FunctionDef]:
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return [f for f in functions if any(ast.unparse(decorator) == "triton.jit" for decorator in f.decorator_list)]
 
 
-def _idle(kernel: ast.FunctionDef) -> Iterator[ast.Assign]:
-    read = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    read |= {node.target.id for node in ast.walk(kernel) if _is_update(node)}  # type: ignore[attr-defined]
-    for block in _blocks(kernel):
-        found = [s for s in block if isinstance(s, ast.Assign) and _assigned(s) not in {*read, None} and not _acts(s)]
-        yield from found if len(found) < len(block) else found[1:]
+class _Liveness:
+    """Walks a function from its end, knowing which names are read later; notes statements that give none of them."""
+
+    def __init__(self) -> None:
+        self.idle: list[ast.stmt] = []
+        self.idle_lines: set[int] = set()
+
+    def block(self, statements: Sequence[ast.stmt], live: frozenset[str]) -> frozenset[str]:
+        """The names that are live before these statements, given those that are live after them."""
+        for statement in reversed(statements):
+            live = self.statement(statement, live)
+        return live
+
+    def statement(self, node: ast.stmt, live: frozenset[str]) -> frozenset[str]:
+        if isinstance(node, ast.For | ast.If):
+            before = self.loop(node, live) if isinstance(node, ast.For) else self.branch(node, live)
+            return live if self.emptied(node) else before
+        name = _result(node)
+        if name is None or name in live or _acts(node):
+            return (live - ({name} if isinstance(node, ast.Assign) else set())) | _reads(node)
+        self.drop(node)
+        return live
+
+    def branch(self, node: ast.If, live: frozenset[str]) -> frozenset[str]:
+        otherwise = self.block(node.orelse, live)
+        known = len(self.idle), set(self.idle_lines)
+        before = self.block(node.body, live) | otherwise | _reads(node.test)
+        if self.all_idle(node.body) and node.orelse and not self.all_idle(node.orelse):
+            self.restore(*known)  # there is no branch without a body
+            return before | _reads(node)
+        return before
+
+    def loop(self, node: ast.For, live: frozenset[str]) -> frozenset[str]:
+        """What is live at the top of the body reaches its end: repeated until nothing is added."""
+        known = len(self.idle), set(self.idle_lines)
+        while True:
+            before = live | (self.block(node.body, live) - _names(node.target))
+            if before == live:
+                return live | _reads(node.iter)
+            live = before
+            self.restore(*known)
+
+    def emptied(self, node: ast.If | ast.For) -> bool:
+        """Drop a compound statement of which nothing is left, or the `else:` above what is gone."""
+        if self.all_idle([*node.body, *node.orelse]):
+            self.drop(node)
+            return True
+        if node.orelse and self.all_idle(node.orelse):
+            self.idle_lines.update(range(_end(node.body[-1]) + 1, node.orelse[0].lineno))
+        return False
+
+    def all_idle(self, statements: Sequence[ast.stmt]) -> bool:
+        return all(statement in self.idle for statement in statements)
+
+    def restore(self, idle: int, lines: set[int]) -> None:
+        del self.idle[idle:]
+        self.idle_lines = set(lines)
+
+    def drop(self, node: ast.stmt) -> None:
+        self.idle.append(node)
+        self.idle_lines.update(range(node.lineno, _end(node) + 1))
 
 
-def _is_update(node: ast.AST) -> bool:
-    return isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+def _result(node: ast.stmt) -> str | None:
+    """The one name a statement gives a value to; None if it is not of that kind."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+    elif isinstance(node, ast.AugAssign):
+        target = node.target
+    else:
+        return None
+    return target.id if isinstance(target, ast.Name) else None
 
 
-def _blocks(kernel: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(kernel):
-        for part in ("body", "orelse"):
-            if block := getattr(node, part, None):
-                yield block if isinstance(block, list) else []
-
-
-def _assigned(statement: ast.Assign) -> str | None:
-    target = statement.targets[0]
-    return target.id if len(statement.targets) == 1 and isinstance(target, ast.Name) else None
-
-
-def _acts(statement: ast.Assign) -> bool:
-    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+def _acts(node: ast.stmt) -> bool:
+    calls = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
     return any(word in ast.unparse(call.func) for call in calls for word in ACTS)
+
+
+def _reads(node: ast.AST) -> frozenset[str]:
+    read = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
+    return frozenset(read | (_names(node.target) if isinstance(node, ast.AugAssign) else set()))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.For | ast.If):
+            yield from (inner.body, *([inner.orelse] if isinstance(inner, ast.If) else []))
+
+
+def _alike(first: ast.stmt, second: ast.stmt) -> bool:
+    """Two plain branches on one condition, which the first does not change, one right below the other."""
+    if not (isinstance(first, ast.If) and isinstance(second, ast.If)) or first.orelse or second.orelse:
+        return False
+    stored = (inner for inner in ast.walk(first) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store))
+    written = {name.id for name in stored}
+    same = ast.dump(first.test) == ast.dump(second.test) and second.lineno == _end(first) + 1
+    return same and second.body[0].lineno > second.lineno and not _reads(first.test) & written
+
+
+def _without(source: str, numbers: set[int]) -> str:
+    lines = source.splitlines(keepends=True)
+    return "".join(line for number, line in enumerate(lines, start=1) if number not in numbers)
 
 
 def _end(statement: ast.stmt) -> int:

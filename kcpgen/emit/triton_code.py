@@ -1,4 +1,4 @@
-"""Token-local sympy expressions as Triton source, and their gradients.
+"""Token-local sympy expressions as Triton source.
 
 A kernel holds the tokens of one chunk as rows: a scalar per token is [C], a vector [C, width]. Parameters are per
 head: a number, or [width]. `TritonPrinter.code(expr, axis)` writes an expression for one of these frames and broadcasts
@@ -8,13 +8,13 @@ what is smaller.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import sympy
 
 from kcpgen.spec import Spec
-from kcpgen.tokenwise import RowSum, adjoint, axis_of, flatten, names, row_sum, sigmoid, softplus, symbol
+from kcpgen.tokenwise import RowSum, axis_of, sigmoid, softplus
 
 FUNCTIONS = {sympy.exp: "exp", sigmoid: "sigmoid", softplus: "softplus"}
 SUM, PRODUCT, ATOM = range(3)  # binding strength of a piece of source
@@ -27,11 +27,13 @@ class TritonPrinter:
     spec: Spec
     rename: Mapping[str, str]
     extra_axes: Mapping[str, str] = field(default_factory=dict)  # of variables that are not the spec's
+    extra_per_head: frozenset[str] = frozenset()  # those among them that are one number for all tokens
 
     @cached_property
     def per_head(self) -> frozenset[str]:
         """Names without a token axis: parameters, constants and the scale."""
-        return frozenset([p.name for p in self.spec.params] + [c.name for c in self.spec.constants] + ["scale"])
+        declared = [*(p.name for p in self.spec.params), *(c.name for c in self.spec.constants), "scale"]
+        return self.extra_per_head.union(declared)
 
     def axis_of(self, expr: sympy.Expr) -> str:
         """The vector axis an expression spans, "" when it is one number per token or head."""
@@ -95,7 +97,8 @@ class TritonPrinter:
         factors = factors[1:] if sign else factors
         small = [f for f in factors if axis and not self.axis_of(f)]
         large = [f for f in factors if f not in small]
-        pieces = [self._at_least(sympy.Mul(*small), axis, ATOM)] if small else []
+        scalars = sympy.Mul(*small)
+        pieces = [self._at_least(scalars, axis, ATOM if self.varies_by_token(scalars) else PRODUCT)] if small else []
         pieces += [self._at_least(f, axis, ATOM) for f in large]
         return sign + " * ".join(pieces)
 
@@ -119,43 +122,3 @@ class TritonPrinter:
 def _number(value: sympy.Number) -> tuple[str, int]:
     text = repr(float(value))
     return (text, ATOM) if value >= 0 else (f"({text})", ATOM)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Backward:
-    """Source that carries one value's gradient to what the value is made of."""
-
-    steps: tuple[str, ...]  # assignments of reductions
-    shares: Mapping[str, str]  # input or parameter -> code of its share, in the frame of the name
-
-
-def backward(
-    printer: TritonPrinter, value: sympy.Expr, gradient: str, prefix: str, *, scalar: bool = False
-) -> Backward:
-    """Pull the variable `gradient` (the adjoint of `value`, in its frame) back to inputs, parameters and planned sums.
-
-    Scratch variables start with `prefix`. With `scalar`, what `gradient` belongs to is the sum of `value` over keys.
-    """
-    if scalar:
-        value = row_sum(value, "K")
-    axes = {**printer.spec.axes, **printer.extra_axes}
-    upstream = symbol(gradient)
-    wanted = [name for name in names(value) if name in _differentiable(printer.spec) or name in printer.extra_axes]
-    pulled = [adjoint(value, symbol(name), axes, upstream).gradient for name in wanted]
-    reductions, plain = flatten(pulled, prefix=f"{prefix}_sum")
-    local = replace(
-        printer,
-        extra_axes={**printer.extra_axes, gradient: printer.axis_of(value), **{r.target.name: "" for r in reductions}},
-    )
-    steps = tuple(f"{r.target.name} = tl.sum({local.code(r.value, r.axis)}, axis=1)" for r in reductions)
-    return Backward(steps=steps, shares={n: _share(local, e, n) for n, e in zip(wanted, plain, strict=True) if e != 0})
-
-
-def _differentiable(spec: Spec) -> frozenset[str]:
-    return frozenset([i.name for i in spec.inputs] + [p.name for p in spec.params])
-
-
-def _share(printer: TritonPrinter, expr: sympy.Expr, name: str) -> str:
-    """The gradient in the frame of `name`: a parameter collects over the tokens of the chunk."""
-    code = printer.code(expr, printer.spec.axes.get(name, ""))
-    return f"tl.sum({code}, axis=0)" if name in printer.per_head else code

@@ -11,23 +11,33 @@ import sympy
 
 from kcpgen.derivation.chunk_form import Equation, Factor
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_adjoint import backward
 from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
-from kcpgen.emit.triton_code import Backward, backward
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     decay_sums,
     decayed,
+    in_rows,
     launch_arguments,
     load_inputs,
     load_params,
     load_sums,
-    mode_name,
+    masked,
     parameters,
     printer,
-    version,
+    starts,
 )
-from kcpgen.emit.triton_sweeps import Sweeps, key_inputs, key_params, start_gradient, store_input, store_param
+from kcpgen.emit.triton_sweeps import (
+    Sweeps,
+    begun,
+    key_inputs,
+    key_params,
+    start_gradient,
+    store_input,
+    store_param,
+    undone,
+)
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import Param, TokenInput
 from kcpgen.tokenwise import names
@@ -38,6 +48,7 @@ WORK = "states.new_empty((layout.chunk_count, HV, C, tiles.key_block), dtype=tor
 def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     sweeps = _sweeps(plan)
     body: dict[str, list[str]] = {
+        "starts": starts(plan),
         "early": _early(plan),
         "value_pass": _value_pass(plan),
         "scores": _scores(plan),
@@ -64,9 +75,11 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
         work=WORK if plan.decay_axis else "None",
-        chunk_operands=_chunk_operands(plan),
-        launch_operands=_launch_operands(plan),
-        gradient_names=[f"d_{d.name}" for d in declared],
+        decays=plan.decay_axis is not None,
+        chunk_operands=in_rows(f"{name}_ptr" for name in _chunk_operands(plan)),
+        launch_operands=in_rows(_launch_operands(plan)),
+        gradient_pointers=in_rows(f"d_{d.name}_ptr" for d in declared),
+        gradient_tensors=in_rows(f"d_{d.name}" for d in declared),
         allocate=_allocate(plan, sweeps),
         returned=[f"sum_over_group(d_{i.name}, {i.name})" for i in plan.spec.inputs]
         + [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
@@ -116,13 +129,15 @@ def _early(plan: KernelPlan) -> list[str]:
         *apply_rewrites(plan, [i.name for i in inputs], backward=True),
         *(decay_sums(plan) if plan.decay_axis == "" else []),
         *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
+        "",
+        "# Sums over the loops.",
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in _score_sums(plan)),
         *(start_gradient(d) for d in scalars),
-        *(f"d_{s.name} = tl.full((C,), 0.0, tl.float32)" for s in plan.sums),
+        *(f"d_{s.name} = tl.zeros((C,), tl.float32)" for s in plan.sums),
     ]
     if plan.decay_axis == "":
-        lines += [f"{name} = tl.full((C,), 0.0, tl.float32)" for name in cumulative]
-        lines.append("dG_end = tl.full((), 0.0, tl.float32)")
+        lines += [f"{name} = tl.zeros((C,), tl.float32)" for name in cumulative]
+        lines.append("dG_end = tl.zeros((), tl.float32)")
     return lines
 
 
@@ -176,31 +191,21 @@ def _value_inputs(plan: KernelPlan) -> Iterator[str]:
     yield from load_inputs(plan, inputs)
     yield from load_params(plan, params)
     yield from apply_rewrites(plan, [i.name for i in inputs], backward=True)
-    yield from (start_gradient(d) for d in declared)
+    lines: list[str] = []
     for j in plan.terms:
         if plan.values[j] != 0:
-            yield from _shares(backward(printer(plan), plan.values[j], f"dV_{j}", f"value_{j}"))
-    yield from _undo_value_rewrites(plan)
+            lines += backward(printer(plan), plan.values[j], f"dV_{j}", f"value_{j}").lines()
+    lines += _undo_value_rewrites(plan)
+    yield from begun(declared, lines)
     yield from (store_input(i) for i in inputs)
     yield from (f"if d_{p.name}_ptr is not None:\n    {store_param(p)}" for p in params)
-
-
-def _shares(pulled: Backward) -> Iterator[str]:
-    yield from pulled.steps
-    yield from (f"d_{name} += {code}" for name, code in pulled.shares.items())
 
 
 def _undo_value_rewrites(plan: KernelPlan) -> Iterator[str]:
     """Options on the value axis, the last one first. A sum over values sees the whole axis in its block."""
     for index, rewrite in reversed(list(enumerate(plan.rewrites))):
         if plan.spec.axes[rewrite.target] == "V":
-            versions = printer(plan, {n: version(plan, n, index) for n in plan.spec.axes if n != "scale"})
-            target = f"d_{rewrite.target}"
-            yield f"if {mode_name(rewrite.option)} == {rewrite.mode}:"
-            yield f"    {target}_after = {target}"
-            yield f"    {target} = tl.zeros_like({target}_after)"
-            pulled = backward(versions, rewrite.value, f"{target}_after", f"{rewrite.target}_{index}")
-            yield from (f"    {line}" for line in _shares(pulled))
+            yield from undone(plan, index, rewrite)[1]
 
 
 def _scores(plan: KernelPlan) -> list[str]:
@@ -212,7 +217,8 @@ def _scores(plan: KernelPlan) -> list[str]:
     rounded = [f"{name}_low = {name}.to(LOW)" for name in _score_sums(plan)]
     if plan.decay_axis == "K":
         diagonal = "rows[:, None] == rows[None, :]"
-        own = [f"own_{j} = tl.sum(tl.where({diagonal}, dA_{j}, 0.0), axis=1)" for j in plan.terms]
+        note = "  # what a token reads of its own write"
+        own = [f"own_{j} = tl.sum(tl.where({diagonal}, dA_{j}, 0.0), axis=1){note}" for j in plan.terms]
         return [*lines, *own, *rounded]
     if plan.decay_axis is None:
         return [*lines, *rounded]
@@ -244,7 +250,7 @@ def _key_inputs(plan: KernelPlan) -> list[str]:
         *load_params(plan, key_params(plan)),
         *apply_rewrites(plan, [i.name for i in inputs], backward=True),
         *(decay_sums(plan) if plan.decay_axis else []),
-        *(f"{name} = {_masked(code.code(expr, 'K'), expr)}" for name, expr in _operands(plan).items()),
+        *(f"{name} = {masked(plan, expr, 'K', code.code(expr, 'K'))}" for name, expr in _operands(plan).items()),
     ]
 
 
@@ -252,10 +258,6 @@ def _operands(plan: KernelPlan) -> dict[str, sympy.Expr]:
     """The row and column operands of the pairs, whole: read, erase_i, write_j."""
     rows = {"read": plan.read.full, **{f"erase_{i}": row.full for i, row in plan.erase.items()}}
     return {**rows, **{f"write_{j}": plan.bases[base] for j, base in enumerate(plan.write)}}
-
-
-def _masked(code: str, expr: sympy.Expr) -> str:
-    return code if expr.is_Symbol else f"tl.where(inside, {code}, 0.0)"
 
 
 def _exclusive(plan: KernelPlan, row: str) -> bool:
@@ -277,8 +279,8 @@ def _borders(plan: KernelPlan) -> list[str]:
     decay = "tl.exp2(G_end) * "
     lines.append(f"dG_end {assign} {decay}" + ("d_decay_out" if plan.decay_axis else "tl.sum(d_decay_out, axis=0)"))
     for j in plan.terms:
-        lines.append(f"left = {total.format(f'write_{j} * d_write_{j}')}")
-        lines += ["dG -= left", "dG_end += tl.sum(left, axis=0)"]
+        lines.append(f"leaving = {total.format(f'write_{j} * d_write_{j}')}")
+        lines += ["dG -= leaving", "dG_end += tl.sum(leaving, axis=0)"]
     return lines
 
 

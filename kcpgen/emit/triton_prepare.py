@@ -15,11 +15,15 @@ from kcpgen.emit.triton_prologue import (
     decay_sums,
     decayed,
     form_bases,
+    in_rows,
     launch_arguments,
     load_inputs,
     load_params,
+    masked,
     parameters,
     printer,
+    rounded,
+    starts,
 )
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import split_scalar
@@ -51,7 +55,10 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
 def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     fields = scratch(plan)
     body: dict[str, list[str]] = {
-        "prologue": _prologue(plan),
+        "starts": starts(plan),
+        "loads": _loads(plan),
+        "options": _options(plan),
+        "decay": [*decay_sums(plan), *form_bases(plan)],
         "key_operands": _key_operands(plan),
         "scores": _scores(plan),
         "solve": _solve(plan),
@@ -62,27 +69,31 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         "prepare.py.jinja",
         **shared,
         **body,
-        equations=[math(e) for e in plan.form.solved if e.target.name in ("W", "U0")],
+        equations=_equations(plan),
         device_functions=device_functions(chain.from_iterable(body.values())),
         scratch_fields=[[name, meaning] for name, (_, meaning) in fields.items()],
         scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
-        scratch=list(fields),
+        scratch_pointers=in_rows(f"{name}_ptr" for name in fields),
+        scratch_tensors=in_rows(f"prepared.{name}" for name in fields),
         work_width="KP" if plan.decay_axis else "16",
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
     )
 
 
-def _prologue(plan: KernelPlan) -> list[str]:
+def _equations(plan: KernelPlan) -> list[str]:
+    solve = ["T = (I - L)^-1"] if plan.erasing else []
+    return [*solve, *(math(e) for e in plan.form.solved if e.target.name in ("W", "U0"))]
+
+
+def _loads(plan: KernelPlan) -> list[str]:
     inputs = [i for i in plan.spec.inputs if i.axis != "V"]
-    return [
-        *load_inputs(plan, inputs),
-        *load_params(plan, [p for p in plan.spec.params if p.axis != "V"]),
-        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
-        *compute_sums(plan, None),
-        *decay_sums(plan),
-        *form_bases(plan),
-    ]
+    return [*load_inputs(plan, inputs), *load_params(plan, [p for p in plan.spec.params if p.axis != "V"])]
+
+
+def _options(plan: KernelPlan) -> list[str]:
+    names = [i.name for i in plan.spec.inputs if i.axis != "V"]
+    return [*apply_rewrites(plan, names, backward=False), *compute_sums(plan, None)]
 
 
 def rows_of_scores(plan: KernelPlan) -> Iterator[tuple[str, Row, int]]:
@@ -101,9 +112,8 @@ def _scores(plan: KernelPlan) -> list[str]:
     scaled = []
     for score, row, _ in all_scores:
         if row.coefficient != 1:
-            factor = code.code(row.coefficient, "")
-            factor = f"({factor})[:, None]" if code.varies_by_token(row.coefficient) else code.atom(row.coefficient, "")
-            scaled.append(f"{score} = {factor} * {score}")
+            column = "[:, None]" if code.varies_by_token(row.coefficient) else ""
+            scaled.append(f"{score} *= {code.atom(row.coefficient, '')}{column}")
     return [*text.splitlines(), *scaled]
 
 
@@ -127,9 +137,9 @@ def _scores_vector(plan: KernelPlan) -> str:
             [
                 score,
                 "up_to(rows)" if row is plan.read else "before(rows)",
-                variable[row.base] + ("_B" if row.exclusive else "_R"),
-                variable[plan.write[j]] + "_E",
-                variable[row.base] + ("_B" if row.exclusive else "_E"),
+                variable[row.base] + ("_before" if row.exclusive else "_row"),
+                variable[plan.write[j]],
+                variable[row.base] + ("_before" if row.exclusive else "_E"),
             ]
             for score, row, j in scores
         ],
@@ -188,15 +198,15 @@ def _key_operands(plan: KernelPlan) -> list[str]:
     """What reads the entering state or reaches the leaving one. Formed and stored first: registers are short later."""
     lines = [
         "key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]",
-        f"tl.store(q_in_ptr + key_tile, ({_operand(plan, plan.read)}{decayed(plan, 'G')}).to(LOW))",
+        f"tl.store(q_in_ptr + key_tile, {rounded(_operand(plan, plan.read) + decayed(plan, 'G'))})",
     ]
     for j in plan.terms:
         written = base_variable(plan, plan.write[j]) + decayed(plan, "G_after")
-        lines.append(f"tl.store(w_out_{j}_ptr + key_tile, ({written}).to(LOW))")
+        lines.append(f"tl.store(w_out_{j}_ptr + key_tile, {rounded(written)})")
     for i, row in plan.erase.items():
         exponent = "G_before" if row.exclusive else "G"
         vector = decayed(plan, exponent) if plan.decay_axis else ""  # one number per token goes onto T, in fp32
-        lines.append(f"a_in_{i}_low = ({base_variable(plan, row.base)}{vector}).to(LOW)")
+        lines.append(f"a_in_{i}_low = {rounded(base_variable(plan, row.base) + vector)}")
     if plan.decay_axis is not None:
         at = "at * KP + keys" if plan.decay_axis else "at"
         lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp2(G_end))")
@@ -208,7 +218,7 @@ def _solved_operands(plan: KernelPlan) -> list[str]:
     lines += [f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms]
     for i in plan.erasing:
         solved = " + ".join(f"dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
-        lines.append(f"tl.store(W_{i}_ptr + key_tile, ({solved}).to(LOW))")
+        lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
         for e in plan.erasing:
             lines.append(f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)")
             lines.append(f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)")
@@ -237,17 +247,18 @@ def _value_operands(plan: KernelPlan) -> list[str]:
         *apply_rewrites(plan, [i.name for i in inputs], backward=False),
     ]
     for j in plan.pure_writes:
-        lines.append(f"value_{j}_low = ({_value(plan, j)}).to(LOW)")
+        lines.append(f"value_{j}_low = {rounded(_value(plan, j))}")
         lines.append(f"tl.store(U0_{j}_ptr + value_tile, value_{j}_low)")
     for e in plan.erasing:
         reads = [f"dot(L_{e}_{p}_low, value_{p}_low, PRECISION)" for p in plan.pure_writes]
         own = [] if plan.values[e] == 0 else [_value(plan, e)]
         if own and not reads and scaled_value(plan, e):
             own = [_scaled_base(plan, e)]
-        lines.append(f"seen_{e}_low = ({' + '.join([*own, *reads]) or 'tl.zeros((C, BV), tl.float32)'}).to(LOW)")
+        seen = " + ".join([*own, *reads]) or "tl.zeros((C, BV), tl.float32)"
+        lines.append(f"seen_{e}_low = {rounded(seen)}")
     for i in plan.erasing:
         solved = " + ".join(f"dot_whole({_value_inverse(plan, i, e)}, seen_{e}_low, PRECISION)" for e in plan.erasing)
-        lines.append(f"tl.store(U0_{i}_ptr + value_tile, ({solved}).to(LOW))")
+        lines.append(f"tl.store(U0_{i}_ptr + value_tile, {rounded(solved)})")
     return lines
 
 
@@ -262,8 +273,7 @@ def _axes(plan: KernelPlan) -> dict[str, str]:
 
 def _scaled_base(plan: KernelPlan, e: int) -> str:
     base = split_scalar(plan.values[e], _axes(plan))[1]
-    text = printer(plan).code(base, "V")
-    return text if base.is_Symbol else f"tl.where(value_inside, {text}, 0.0)"
+    return masked(plan, base, "V", printer(plan).code(base, "V"))
 
 
 def _value_inverse(plan: KernelPlan, i: int, e: int) -> str:
@@ -274,5 +284,4 @@ def _value_inverse(plan: KernelPlan, i: int, e: int) -> str:
 
 
 def _value(plan: KernelPlan, j: int) -> str:
-    text = printer(plan).code(plan.values[j], "V")
-    return text if plan.values[j].is_Symbol else f"tl.where(value_inside, {text}, 0.0)"
+    return masked(plan, plan.values[j], "V", printer(plan).code(plan.values[j], "V"))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import sympy
 
 from kcpgen.emit.triton_code import TritonPrinter
 from kcpgen.plan import KernelPlan, PlannedRewrite
 from kcpgen.spec import Param, TokenInput
-from kcpgen.tokenwise import names
+from kcpgen.tokenwise import names, sigmoid
 
 INSIDE = {"": "live", "K": "inside", "V": "value_inside"}
 COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
 KERNEL_NAMES = frozenset((
-    "at", "head", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
+    "at", "head", "group", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
     "boundary", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums", "H",
     "HV", "C", "KP", "VP", "BV", "LOW", "LEVELS", "PRECISION", "G", "E", "S", "O", "M", "dO", "dS", "dG", "tl",
     "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do", "states",
@@ -37,6 +42,11 @@ def printer(plan: KernelPlan, rename: Mapping[str, str] | None = None) -> Triton
 def mode_name(option: str) -> str:
     """The constexpr of an option: 0 when off, else the 1-based variant."""
     return option.upper()
+
+
+def in_rows(items: Iterable[str]) -> list[str]:
+    """A list in lines: `a, b,` `c,`."""
+    return textwrap.wrap(", ".join(items) + ",", 110, break_long_words=False, break_on_hyphens=False)
 
 
 def parameters(plan: KernelPlan) -> list[str]:
@@ -67,16 +77,24 @@ def local(plan: KernelPlan, name: str) -> str:
     return local_names(plan).get(name, name)
 
 
+def starts(plan: KernelPlan) -> list[str]:
+    """Where the chunk begins in each input."""
+    lines = []
+    for i in plan.spec.inputs:
+        head = "group" if i.heads == "H" else "head"
+        offset = f"batch * {i.name}_batch + first * {i.name}_token + {head} * {i.name}_head"
+        lines.append(f"{i.name}_start = {i.name}_ptr + {offset}")
+    return lines
+
+
 def load_inputs(plan: KernelPlan, inputs: Iterable[TokenInput]) -> Iterator[str]:
     for i in inputs:
-        head = "head // (HV // H)" if i.heads == "H" else "head"
-        base = f"{i.name}_ptr + batch * {i.name}_batch + first * {i.name}_token + ({head}) * {i.name}_head"
-        base = base.replace("(head)", "head")
+        place = f"{i.name}_start, {i.name}_token, rows"
         if i.axis:
             columns, width = COLUMNS[i.axis]
-            yield f"{local(plan, i.name)} = load_tile({base}, {i.name}_token, rows, {columns}, count, {width})"
+            yield f"{local(plan, i.name)} = load_tile({place}, {columns}, count, {width})"
         else:
-            yield f"{local(plan, i.name)} = load_column({base}, {i.name}_token, rows, count)"
+            yield f"{local(plan, i.name)} = load_column({place}, count)"
 
 
 def load_params(plan: KernelPlan, params: Iterable[Param]) -> Iterator[str]:
@@ -104,28 +122,45 @@ def _used_outside_options(plan: KernelPlan, name: str) -> bool:
 def apply_rewrites(plan: KernelPlan, inputs: Sequence[str], *, backward: bool) -> Iterator[str]:
     """Options in the spec's order.
 
-    The forward computes the sums they need; the backward reads those back, and keeps what each one read.
+    The forward computes the sums they need; the backward reads those back, and keeps what each option read.
     """
-    for index, rewrite in enumerate(plan.rewrites):
-        if rewrite.target in inputs:
-            yield from _apply(plan, index, rewrite, backward)
+    chosen = [(index, rewrite) for index, rewrite in enumerate(plan.rewrites) if rewrite.target in inputs]
+    for _, of_option in groupby(chosen, key=lambda item: item[1].option):
+        rewrites = list(of_option)
+        if backward:
+            for target in dict.fromkeys(r.target for _, r in rewrites):
+                yield f"{as_read(plan, rewrites[0][1].option, target)} = {local(plan, target)}"
+        for index, rewrite in rewrites:
+            yield f"if {mode_name(rewrite.option)} == {rewrite.mode}:"
+            if not backward:
+                yield from (f"    {line}" for line in compute_sums(plan, index))
+            axis = plan.spec.axes[rewrite.target]
+            code = masked(plan, rewrite.value, axis, printer(plan).code(rewrite.value, axis))
+            yield f"    {local(plan, rewrite.target)} = {code}"
 
 
-def _apply(plan: KernelPlan, index: int, rewrite: PlannedRewrite, backward: bool) -> Iterator[str]:
-    target = local(plan, rewrite.target)
-    axis = plan.spec.axes[rewrite.target]
-    if backward:
-        yield f"{version(plan, rewrite.target, index)} = {target}"
-    yield f"if {mode_name(rewrite.option)} == {rewrite.mode}:"
-    if not backward:
-        yield from (f"    {line}" for line in compute_sums(plan, index))
-    yield f"    {target} = tl.where({INSIDE[axis]}, {printer(plan).code(rewrite.value, axis)}, 0.0)"
+def as_read(plan: KernelPlan, option: str, target: str) -> str:
+    """The variable that holds `target` as an option finds it, which is all that the option's rewrite of it reads."""
+    first = next(r.option for r in plan.rewrites if r.target == target)
+    return f"{local(plan, target)}_given" if option == first else f"{local(plan, target)}_before_{option}"
 
 
-def version(plan: KernelPlan, name: str, index: int) -> str:
-    """The variable that holds `name` as rewrite number `index` reads it."""
-    later = [i for i, r in enumerate(plan.rewrites) if i >= index and r.target == name]
-    return f"{local(plan, name)}_before{later[0]}" if later else local(plan, name)
+def read_by(plan: KernelPlan, rewrite: PlannedRewrite) -> dict[str, str]:
+    """Names of the kernel for what one rewrite reads."""
+    return {**local_names(plan), rewrite.target: as_read(plan, rewrite.option, rewrite.target)}
+
+
+def masked(plan: KernelPlan, expr: sympy.Expr, axis: str, code: str) -> str:
+    """`code` of `expr`, made zero outside the chunk and the axis, unless it is zero there already."""
+    return code if _vanishes(plan, expr, axis) else f"tl.where({INSIDE[axis]}, {code}, 0.0)"
+
+
+def _vanishes(plan: KernelPlan, expr: sympy.Expr, axis: str) -> bool:
+    """Whether an input, zero outside, is a factor, and no other factor can be infinite there."""
+    inputs = {i.name for i in plan.inputs_on(axis)}
+    factors = sympy.Mul.make_args(expr)
+    finite = all(factor.is_Symbol or factor.is_Number or isinstance(factor, sigmoid) for factor in factors)
+    return finite and any(factor.is_Symbol and factor.name in inputs for factor in factors)
 
 
 def compute_sums(plan: KernelPlan, rewrite: int | None) -> Iterator[str]:
@@ -151,8 +186,7 @@ def decay_sums(plan: KernelPlan) -> Iterator[str]:
     if plan.decay_axis is None:
         return
     log = f"log2_decay({printer(plan).code(plan.decay_log, plan.decay_axis)})"
-    plain = plan.decay_log.is_Symbol
-    yield f"log_decay = {log if plain else f'tl.where({INSIDE[plan.decay_axis]}, {log}, 0.0)'}"
+    yield f"log_decay = {masked(plan, plan.decay_log, plan.decay_axis, log)}"
     yield "G = tl.cumsum(log_decay, axis=0)"
     if plan.exclusive:
         yield "G_before = G - log_decay"
@@ -178,7 +212,13 @@ def form_bases(plan: KernelPlan) -> Iterator[str]:
     p = printer(plan)
     for name, expr in plan.bases.items():
         if not expr.is_Symbol:
-            yield f"{name} = tl.where(inside, {p.code(expr, 'K')}, 0.0)"
+            yield f"{name} = {masked(plan, expr, 'K', p.code(expr, 'K'))}"
+
+
+def rounded(code: str) -> str:
+    """An expression rounded to what feeds dots."""
+    whole = isinstance(ast.parse(code, mode="eval").body, ast.Name | ast.Call)
+    return f"{code}.to(LOW)" if whole else f"({code}).to(LOW)"
 
 
 def base_variable(plan: KernelPlan, name: str) -> str:

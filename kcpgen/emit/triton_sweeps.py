@@ -7,21 +7,21 @@ those of the loop over key blocks, and those that follow it and act on one numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 
-from kcpgen.emit.triton_code import backward
+from kcpgen.emit.triton_adjoint import Backward, backward
 from kcpgen.emit.triton_prologue import (
     COLUMNS,
     apply_rewrites,
     load_inputs,
     load_params,
-    local,
     mode_name,
     printer,
-    version,
+    read_by,
 )
 from kcpgen.plan import KernelPlan, PlannedRewrite
 from kcpgen.spec import Param, TokenInput
@@ -46,9 +46,9 @@ class Sweeps:
     def pull(self, value: sympy.Expr, gradient: str, prefix: str, *, in_loop: bool) -> None:
         """Carry the gradient of an operand to what it is made of, in the main sweep or just after it."""
         pulled = backward(printer(self.plan), value, gradient, prefix)
-        lines = [*pulled.steps, *(f"d_{name} += {code}" for name, code in pulled.shares.items())]
+        lines = pulled.lines()
         (self.sweeps[0].loop if in_loop else self.sweeps[0].scalars).extend(lines)
-        self._touch(0, pulled.shares, in_loop)
+        self._touch(0, pulled.names, in_loop)
 
     def finish(self) -> None:
         """Everything after the operands: their sums, then the options backwards, each at the values it read."""
@@ -61,18 +61,9 @@ class Sweeps:
     def _undo(self, index: int, rewrite: PlannedRewrite) -> None:
         at = self.complete.get(rewrite.target, 0)
         on_keys = self.plan.spec.axes[rewrite.target] == "K"
-        names = {name: version(self.plan, name, index) for name in self.plan.spec.axes if name != "scale"}
-        target = f"d_{rewrite.target}"
-        pulled = backward(printer(self.plan, names), rewrite.value, f"{target}_after", f"{rewrite.target}_{index}")
-        lines = [
-            f"if {mode_name(rewrite.option)} == {rewrite.mode}:",
-            f"    {target}_after = {target}",
-            f"    {target} = tl.zeros_like({target}_after)",
-            *(f"    {step}" for step in pulled.steps),
-            *(f"    d_{name} += {code}" for name, code in pulled.shares.items()),
-        ]
+        pulled, lines = undone(self.plan, index, rewrite)
         (self.sweeps[at].loop if on_keys else self.sweeps[at].scalars).extend(lines)
-        self._touch(at, [rewrite.target, *pulled.shares], on_keys)
+        self._touch(at, [rewrite.target, *pulled.names], on_keys)
 
     def _sums_of(self, rewrite: int | None) -> None:
         """Hand on the gradients of the sums one rewrite (or, for None, the operands) read; outer sums come first."""
@@ -85,11 +76,9 @@ class Sweeps:
         if at == len(self.sweeps):
             self.sweeps.append(Sweep())
         plan, sweep = self.plan, self.sweeps[at]
-        names = None
-        if rewrite is not None:
-            names = {n: version(plan, n, rewrite) for n in plan.spec.axes if n != "scale"}
+        names = None if rewrite is None else read_by(plan, plan.rewrites[rewrite])
         pulled = backward(printer(plan, names), value, f"d_{name}", f"{name}_inner", scalar=True)
-        lines = [*pulled.steps, *(f"d_{n} += {code}" for n, code in pulled.shares.items())]
+        lines = [*pulled.lines()]
         if rewrite is not None:
             planned = plan.rewrites[rewrite]
             lines = [f"if {mode_name(planned.option)} == {planned.mode}:", *(f"    {line}" for line in lines)]
@@ -97,7 +86,7 @@ class Sweeps:
         else:
             sweep.options.add("")
         sweep.loop.extend(lines)
-        self._touch(at, pulled.shares, True)
+        self._touch(at, pulled.names, True)
 
     def _touch(self, at: int, names: Iterable[str], in_loop: bool) -> None:
         axes = self.plan.spec.axes
@@ -110,9 +99,8 @@ class Sweeps:
         """The main sweep's lines with what it must start from and leave behind."""
         plan = self.plan
         declared: list[TokenInput | Param] = [*key_inputs(plan), *key_params(plan)]
-        starts = [start_gradient(d) for d in declared]
         stores = [*(store_input(i) for i in key_inputs(plan)), *(_guarded(p) for p in key_params(plan))]
-        return [*starts, *self.sweeps[0].loop, *stores]
+        return [*begun(declared, self.sweeps[0].loop), *stores]
 
     def later(self) -> Iterator[tuple[str, list[str], list[str]]]:
         """Per further sweep: the condition to run it, the lines of its loop over key blocks, and those that follow."""
@@ -154,13 +142,33 @@ def key_params(plan: KernelPlan) -> tuple[Param, ...]:
     return tuple(p for p in plan.spec.params if p.axis == "K")
 
 
+def undone(plan: KernelPlan, index: int, rewrite: PlannedRewrite) -> tuple[Backward, list[str]]:
+    """Lines that turn the gradient of what a rewrite made into that of what it read."""
+    names = printer(plan, read_by(plan, rewrite))
+    pulled = backward(names, rewrite.value, f"d_{rewrite.target}", f"{rewrite.target}_{index}")
+    lines = (f"    {line}" for line in pulled.replacing(rewrite.target))
+    return pulled, [f"if {mode_name(rewrite.option)} == {rewrite.mode}:", *lines]
+
+
+def begun(declared: Iterable[TokenInput | Param], lines: Sequence[str]) -> list[str]:
+    """Lines that add to gradients, where each gradient starts: with its first share, or at zero."""
+    lines, starts = list(lines), []
+    for d in declared:
+        first = next((at for at, line in enumerate(lines) if re.search(rf"\bd_{d.name}\b", line)), None)
+        added = None if first is None else re.match(rf"d_{d.name} ([+-])= ", lines[first])
+        if first is None or added is None:
+            starts.append(start_gradient(d))
+        else:
+            sign = "-" if added[1] == "-" else ""
+            lines[first] = f"d_{d.name} = {sign}{lines[first][added.end() :]}"
+    return [*starts, *lines]
+
+
 def start_gradient(declared: TokenInput | Param) -> str:
     width = {"": "", "K": "BK", "V": "BV"}[declared.axis]
-    if isinstance(declared, TokenInput):
-        shape = f"(C, {width})" if width else "(C,)"
-    else:
-        shape = f"({width},)" if width else "()"
-    return f"d_{declared.name} = tl.full({shape}, 0.0, tl.float32)"
+    sizes = [*(["C"] if isinstance(declared, TokenInput) else []), *([width] if width else [])]
+    shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+    return f"d_{declared.name} = tl.zeros({shape}, tl.float32)"
 
 
 def store_input(i: TokenInput) -> str:
@@ -182,4 +190,4 @@ def _guarded(p: Param) -> str:
     return f"if d_{p.name}_ptr is not None:\n    {store_param(p)}"
 
 
-__all__ = ["Sweeps", "key_inputs", "key_params", "local", "start_gradient", "store_input", "store_param"]
+__all__ = ["Sweeps", "begun", "key_inputs", "key_params", "start_gradient", "store_input", "store_param", "undone"]
