@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.harness.shapes import Shape
 
 TOKENS = 256
+LONGEST = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ class Workers:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self._count, mp_context=get_context("spawn"), initializer=start_worker)
         futures: dict[Future[Outcome], Job] = {self._pool.submit(run_job, job): job for job in jobs}
-        done, late = wait(futures, timeout=max(0.0, seconds))
+        done, late = wait(futures, timeout=min(max(0.0, seconds), LONGEST))
         outcomes = [future.result() for future in done if future.exception() is None]
         if late or len(outcomes) < len(done):
             self.stop()

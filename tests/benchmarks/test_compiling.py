@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import speed
 from benchmarks.harness import calls, cold, compiling
@@ -148,3 +150,15 @@ def test_a_cold_process_that_fails_says_why() -> None:
     (found,) = cold.first_calls([ROOT / "generated" / "nothing"], "1x64x2", 1, 60.0)
     assert found["op"] == "nothing"
     assert "no generated package" in found["failure"]
+
+
+def test_worker_processes_return_what_went_wrong_and_end_when_told() -> None:
+    """The jobs fail, for want of a device, each by itself; then one that takes too long is given up."""
+    job = jobs_of(ROOT / "generated" / "gdn", "", parse("1x64x2:16"), "open", ("forward",))
+    workers = Workers(1)
+    outcomes, missed = workers.run([job, job], 120.0)
+    assert (len(outcomes), missed) == (2, [])
+    assert torch.cuda.is_available() or all("CUDA" in outcome.failure for outcome in outcomes)
+    outcomes, missed = workers.run([job], 0.0)
+    assert (outcomes, missed) == ([], [job])
+    assert multiprocessing.active_children() == []

@@ -249,3 +249,16 @@ def test_numbers_in_json_are_short_and_never_nan() -> None:
     assert json.loads(text)["rows"][0]["ms"] == 1.2346
     assert "NaN" not in text
     assert "nan" in text
+
+
+def test_it_runs_where_the_compiler_is_not_installed() -> None:
+    script = """
+import sys
+for name in ("click", "lark", "sympy", "jinja2", "ruff", "rich"):
+    sys.modules[name] = None
+from benchmarks import speed
+import benchmarks.harness.session, benchmarks.harness.cold
+sys.exit(speed.main(["--ops", "gdn", "--shapes", "1x64x2", "--dry-run"]))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
