@@ -144,8 +144,10 @@ class _Draw:
     def _contract(self, drawn: dict[str, Tensor], erase: tuple[str, ...], write: tuple[str, ...]) -> None:
         """Make the vectors that erase in one term erase what the term writes, at most once.
 
-        Where one vector erases and writes, another in the erase is a gate on its channels; else both are made parallel.
+        Where one vector erases and writes, another in the erase is a gate on its channels, unless some other term writes
+        it; else both are made parallel.
         """
+        written = {name for term in self.op.description.terms for name in term.write}
         writers = [name for name in write if self.op.is_key(name)]
         shared = [name for name in writers if name in erase]
         for name in erase:
@@ -153,7 +155,7 @@ class _Draw:
                 continue
             if not shared:
                 drawn[name] = self.signs.get(name, 1.0) * self._weakened(_as_heads(drawn[writers[0]], drawn[name]))
-            elif name not in self.rewritten:
+            elif name not in self.rewritten and name not in written:
                 drawn[name] = torch.sigmoid(self._normal(self.op.signature.inputs[name]))
 
     def _weakened(self, keys: Tensor) -> Tensor:
