@@ -40,7 +40,7 @@ def gradients_kernel(
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, dU_0_ptr, T_0_0_ptr, T_0_0_rest_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, T_0_0_ptr, T_0_0_rest_ptr, sums_ptr,
     d_q_ptr, d_k_ptr, d_v_ptr, d_beta_ptr,
     work_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
@@ -88,7 +88,12 @@ def gradients_kernel(
         dO = load_tile(do_start, do_token, rows, columns, count, V).to(LOW)
         U_0 = tl.load(U_0_ptr + value_tile)
         dU_0 = tl.load(dU_0_ptr + value_tile)
-        dR_0 = dot(tl.trans(T_0_0), dU_0, PRECISION) + dot(tl.trans(T_0_0_rest), dU_0, PRECISION)
+        dU_0_rest = tl.load(dU_0_rest_ptr + value_tile)
+        dR_0 = (
+            dot(tl.trans(T_0_0), dU_0, PRECISION)
+            + dot(tl.trans(T_0_0_rest), dU_0, PRECISION)
+            + dot(tl.trans(T_0_0), dU_0_rest, PRECISION)
+        )
         dR_0_low = dR_0.to(LOW)
         tl.store(dU_0_ptr + value_tile, dR_0_low)
         dL_0_0 += dot(dR_0_low, tl.trans(U_0), PRECISION)
@@ -227,7 +232,8 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states, state_gradients,
-        corrected[0], corrected_gradients[0], prepared.T_0_0, prepared.T_0_0_rest, prepared.sums,
+        corrected[0], corrected_gradients[0], corrected_gradients[1], prepared.T_0_0, prepared.T_0_0_rest,
+        prepared.sums,
         d_q, d_k, d_v, d_beta,
         work, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

@@ -72,7 +72,7 @@ def gradients_kernel(
     BOUNDED: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, dU_0_ptr, T_0_0_ptr, T_0_0_rest_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, T_0_0_ptr, T_0_0_rest_ptr, sums_ptr,
     d_q_ptr, d_k_ptr, d_v_ptr, d_g_ptr, d_beta_ptr, d_A_log_ptr, d_dt_bias_ptr,
     work_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
@@ -130,7 +130,12 @@ def gradients_kernel(
         dO = load_tile(do_start, do_token, rows, columns, count, V).to(LOW)
         U_0 = tl.load(U_0_ptr + value_tile)
         dU_0 = tl.load(dU_0_ptr + value_tile)
-        dR_0 = dot(tl.trans(T_0_0), dU_0, PRECISION) + dot(tl.trans(T_0_0_rest), dU_0, PRECISION)
+        dU_0_rest = tl.load(dU_0_rest_ptr + value_tile)
+        dR_0 = (
+            dot(tl.trans(T_0_0), dU_0, PRECISION)
+            + dot(tl.trans(T_0_0_rest), dU_0, PRECISION)
+            + dot(tl.trans(T_0_0), dU_0_rest, PRECISION)
+        )
         dR_0_low = dR_0.to(LOW)
         tl.store(dU_0_ptr + value_tile, dR_0_low)
         dL_0_0 += dot(dR_0_low, tl.trans(U_0), PRECISION)
@@ -371,7 +376,8 @@ def gradients(
         bounded,
         do, *do.stride()[:3],
         states, state_gradients,
-        corrected[0], corrected_gradients[0], prepared.T_0_0, prepared.T_0_0_rest, prepared.sums,
+        corrected[0], corrected_gradients[0], corrected_gradients[1], prepared.T_0_0, prepared.T_0_0_rest,
+        prepared.sums,
         d_q, d_k, d_v, d_g, d_beta, d_A_log, d_dt_bias,
         work, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

@@ -39,6 +39,7 @@ class BlockPrinter:
     of scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`,
     and writes every equation transposed: (A U)^T = U^T A^T.
     in_two: tiles that scratch holds as a rounded part and its rest, `<variable>_rest`; they enter products in two dots.
+    kept_whole: accumulators that enter products as a rounded part and its rest too, `<variable>_low` and `_rest`.
     turned: tiles that scratch holds transposed, in `<variable>_T`.
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
     decay: the variable of decay_out, "" without a decay; `decay_axis` is "K" for one number per key channel.
@@ -47,6 +48,7 @@ class BlockPrinter:
     accumulators: frozenset[str]
     rename: Mapping[str, str]
     in_two: frozenset[str] = frozenset()
+    kept_whole: frozenset[str] = frozenset()
     turned: frozenset[str] = frozenset()
     tile_suffix: str = ""
     transposed: bool = False
@@ -82,11 +84,16 @@ class BlockPrinter:
             held = factors[0].name in self.accumulators
             return self.name(factors[0]) if held else f"{self.operand(factors[0])}.to(tl.float32)"
         left, right = factors
-        whole = f"dot({self.operand(left)}, {self.operand(right)}, PRECISION)"
-        if left.name not in self.in_two:
-            return whole
-        rest = self.operand(left).replace(self.name(left), f"{self.name(left)}_rest")
-        return f"{whole} + dot({rest}, {self.operand(right)}, PRECISION)"
+        if left.name in self.kept_whole:
+            low = self.operand(left)
+            return f"dot_two({low}, {low.replace('_low', '_rest')}, {self.operand(right)}, PRECISION)"
+        parts = [(self.operand(left), self.operand(right))]
+        parts += [(self._rest(left), self.operand(right))] if left.name in self.in_two else []
+        parts += [(self.operand(left), self._rest(right))] if right.name in self.in_two else []
+        return " + ".join(f"dot({a}, {b}, PRECISION)" for a, b in parts)
+
+    def _rest(self, factor: Factor) -> str:
+        return self.operand(factor).replace(self.name(factor), f"{self.name(factor)}_rest")
 
     def _decay_factor(self) -> str:
         if not self.decay_axis:

@@ -96,14 +96,21 @@ def _chunk_operands(plan: KernelPlan) -> list[str]:
     inverse = [f"T_{i}_{e}{part}" for i in plan.erasing for e in plan.erasing for part in ("", "_rest")]
     erased = [f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes]
     sums = ["sums"] if plan.sums else []
-    return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *inverse, *erased, *sums]
+    return [*_per_token_operands(plan), *inverse, *erased, *sums]
+
+
+def _per_token_operands(plan: KernelPlan) -> list[str]:
+    """What the serial kernels left: corrected values and their gradients, those of a solve in two parts."""
+    rests = [f"dU_{e}_rest" for e in plan.erasing]
+    return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
 
 
 def _launch_operands(plan: KernelPlan) -> list[str]:
     order = list(plan.erasing)
     corrected = [f"corrected[{order.index(j)}]" if j in order else f"prepared.U0_{j}" for j in plan.terms]
-    gradients = [f"corrected_gradients[{j}]" for j in plan.terms]
-    return [*corrected, *gradients, *(f"prepared.{n}" for n in _chunk_operands(plan)[2 * len(plan.terms) :])]
+    gradients = [f"corrected_gradients[{i}]" for i in range(len(plan.terms) + len(order))]
+    prepared = _chunk_operands(plan)[len(_per_token_operands(plan)) :]
+    return [*corrected, *gradients, *(f"prepared.{name}" for name in prepared)]
 
 
 def _score_sums(plan: KernelPlan) -> list[str]:
@@ -143,7 +150,7 @@ def _early(plan: KernelPlan) -> list[str]:
 
 def _printer(plan: KernelPlan) -> BlockPrinter:
     return BlockPrinter(
-        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T"})
+        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T", "dU"})
     )
 
 
@@ -154,6 +161,7 @@ def _corrected_values(plan: KernelPlan) -> Iterator[str]:
 def _solve(plan: KernelPlan) -> Iterator[str]:
     """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
     yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
+    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing)
     for e in plan.form.gradients:
         if e.target.name == "dR":
             yield from _printer(plan).corrected(e, "LOW")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit.render import Value, render
@@ -20,7 +21,7 @@ def emit_scan(plan: KernelPlan) -> str:
         **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
         corrected=[f"U_{i}" for i in plan.erasing],
-        correct=_corrected(out, equations, "U"),
+        correct=_corrected(replace(out, kept_whole=frozenset({"S"})), equations, "U"),
         output=_assigned(out, equations, "O"),
         advance=_assigned(out, equations, "S_next"),
     )
@@ -36,7 +37,8 @@ def emit_reverse(plan: KernelPlan) -> str:
         **operands,
         equations=[math(e) for e in equations],
         gradients=[f"dU_{j}" for j in plan.terms],
-        correct=_corrected(out, equations, "dU"),
+        solved=[f"dU_{e}" for e in plan.erasing],
+        correct=_corrected(replace(out, kept_whole=frozenset({"dS_next"})), equations, "dU"),
         advance=_assigned(out, equations, "dS"),
     )
 

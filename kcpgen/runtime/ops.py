@@ -203,6 +203,14 @@ def dot_whole(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def dot_two(a, a_rest, b, PRECISION: tl.constexpr):
+    """(a + a_rest) @ b of an fp32 value in two 16-bit parts; an fp32 a has no rest."""
+    if a.dtype == tl.float32:
+        return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b) + tl.dot(a_rest, b)
+
+
+@triton.jit
 def dot_fp32(a, b, PRECISION: tl.constexpr):
     """a @ b of fp32 operands: tf32x3, or where the op's own are 16 bits anyway, three bf16 products (2^-16)."""
     if PRECISION == "tf32x3":
