@@ -93,6 +93,7 @@ class Spec:
     """A linear recurrence on a matrix state, as the paper writes it.
 
     `update` is the value of S[t] as an expression of S[t-1] and inputs; `readout` the value of o[t].
+    `title` is the op's name where the file gives none.
     `flags` are boolean keywords that only select variants (e.g. `allow_neg_eigval`).
     """
 

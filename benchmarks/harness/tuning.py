@@ -1,4 +1,4 @@
-"""Triton's autotuner, as peers use it, kept within a short device lease: compiled beside, timed briefly, asked once."""
+"""Triton's autotuner, as peers use it, kept within minutes: compiled beside, timed briefly, asked once."""
 
 from __future__ import annotations
 

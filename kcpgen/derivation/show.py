@@ -30,7 +30,7 @@ def to_text(form: ChunkForm, proof: Proof) -> str:
     """The derivation on a page: equation, normal form, structure, chunk, adjoints, proof."""
     spec = form.normal_form.spec
     blocks = [
-        [f"{spec.name}: {spec.title}" if spec.title else spec.name],
+        [f"{spec.name}: {spec.title}" if spec.title != spec.name else spec.name],
         _section("As written", equations(spec)),
         _section("Normal form", _normal_form(form.normal_form)),
         _section("Structure", structure.facts(form)),

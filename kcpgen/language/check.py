@@ -33,7 +33,7 @@ def check(statements: Sequence[st.Statement], end: Span, text: str, path: str) -
     update, readout = equations
     return Spec(
         name=declared.op.name.text,
-        title=declared.op.title,
+        title=declared.op.title or declared.op.name.text,
         path=path,
         text=text,
         inputs=declared.inputs,

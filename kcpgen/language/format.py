@@ -48,7 +48,7 @@ def _blank(value: Any) -> Any:
 def format_spec(spec: Spec) -> str:
     """The spec in canonical ASCII layout, comments lost."""
     tokens = frozenset(declared.name for declared in spec.inputs) | {spec.state}
-    title = f' "{spec.title}"' if spec.title else ""
+    title = f' "{spec.title}"' if spec.title != spec.name else ""
     blocks = [
         [f"op {spec.name}{title}"],
         [_input(declared) for declared in spec.inputs],

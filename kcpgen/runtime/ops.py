@@ -1,6 +1,7 @@
 """Device functions shared by every generated kernel.
 
-Shapes: C tokens of one chunk, KP key channels (K padded to a power of two). Decays are natural logarithms.
+Shapes: C tokens of one chunk, KP key channels (K padded to a power of two). Ops take decays as natural logarithms;
+the helpers here take exponents of 2, into which `log2_decay` converts them.
 
 A *level* b = 0 .. log2(C)-1 splits the chunk into blocks of 2**(b+1) tokens, each with an earlier and a later half.
 Every pair (t, s) of tokens with s < t is in the later and earlier half of one block at exactly one level: the highest

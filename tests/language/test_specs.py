@@ -42,6 +42,14 @@ def test_prints_back(path: Path) -> None:
     assert len(spec.text.splitlines()) <= 40  # one screen
 
 
+def test_without_a_title_the_name_is_the_title() -> None:
+    titled = load(SPECS / "gdn.kcp")
+    spec = parse(titled.text.replace(f' "{titled.title}"', ""), "untitled.kcp")
+    assert spec.title == "gdn"
+    assert format_spec(spec).startswith("op gdn\n")
+    assert without_spans(parse(format_spec(spec), "again.kcp")) == without_spans(spec)
+
+
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.kcp")), ids=lambda path: path.stem)
 def test_every_node_has_a_shape_and_a_place(path: Path) -> None:
     spec = load(path)
