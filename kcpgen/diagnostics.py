@@ -2,7 +2,8 @@
 
 Every stage that can find fault with a spec raises `SpecError` with all the faults it found, each a `Diagnostic` that
 points at the smallest wrong piece of the source. `CODES` holds the codes of the language stage, those of the derivation
-are in `kcpgen.derivation.faults`; docs/language.md explains them all. Codes are stable: a meaning keeps its number.
+are in `kcpgen.derivation.faults`, those of the kernels in `kcpgen.plan_faults`; docs/language.md explains them all.
+Codes are stable: a meaning keeps its number.
 """
 
 from __future__ import annotations

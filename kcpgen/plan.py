@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from kcpgen.derivation.chunk_form import ChunkForm
+from kcpgen.plan_faults import check_plannable
 from kcpgen.spec import Spec, TokenInput
 from kcpgen.tokenwise import RowSum, from_syntax, names, reductions_of, split_scalar, symbol
 
@@ -83,6 +84,16 @@ class KernelPlan:
     def terms(self) -> tuple[int, ...]:
         return tuple(range(len(self.values)))
 
+    def loaded(self, base: str) -> bool:
+        """Whether a base is a plain input, the tile of which is there already."""
+        return bool(self.bases[base] == symbol(base))
+
+    def reads(self, expr: sympy.Expr) -> frozenset[str]:
+        """The declared names an expression depends on, those inside planned sums included."""
+        inside = {planned.name: planned.value for planned in self.sums}
+        below = (self.reads(inside[name]) for name in names(expr) if name in inside)
+        return frozenset(name for name in names(expr) if name not in inside).union(*below)
+
     @property
     def exclusive(self) -> bool:
         """Whether some erase reads the state before its token's decay."""
@@ -93,14 +104,15 @@ class KernelPlan:
 
 
 def make_plan(form: ChunkForm) -> KernelPlan:
-    """Sort a chunk form into kernel operands."""
+    """Sort a chunk form into kernel operands. Raises SpecError where kernels cannot be made of it."""
     normal = form.normal_form
+    check_plannable(normal)
     spec = normal.spec
     decay = normal.decay
     sums = _Sums(spec=spec)
     rewrites = tuple(_plan_rewrites(spec, sums))
     bases: dict[str, sympy.Expr] = {}
-    write = tuple(_base(bases, f"write_{j}", sums.named(t.write, None)) for j, t in enumerate(normal.terms))
+    write = tuple(_base(spec, bases, f"write_{j}", sums.named(t.write, None)) for j, t in enumerate(normal.terms))
     erase = {}
     for i in normal.erasing:
         term = normal.terms[i]
@@ -108,8 +120,8 @@ def make_plan(form: ChunkForm) -> KernelPlan:
         erase[i] = _row(bases, sums, f"erase_{i}", sums.named(term.erase, None), exclusive)
     read = _row(bases, sums, "read", sums.named(normal.read, None), False)
     if decay is not None and decay.axis and names(read.coefficient) not in ((), ("scale",)):
-        whole = _base(bases, "read_base", read.full)  # a coefficient per token cannot be kept apart from decayed rows
-        read = replace(read, base=whole, coefficient=sympy.Integer(1))
+        # A coefficient per token cannot be kept apart from decayed rows.
+        read = replace(read, base=_base(spec, bases, "read_base", read.full), coefficient=sympy.Integer(1))
     values = tuple(sums.named(term.value, None) for term in normal.terms)
     decay_log = sympy.Integer(0) if decay is None else sums.named(decay.log, None)
     reductions = set().union(*(v.atoms(RowSum) for v in (*values, *(r.value for r in rewrites))))
@@ -151,12 +163,12 @@ class _Sums:
         return symbol(self.found[-1].name)
 
 
-def _base(bases: dict[str, sympy.Expr], fallback: str, expr: sympy.Expr) -> str:
+def _base(spec: Spec, bases: dict[str, sympy.Expr], fallback: str, expr: sympy.Expr) -> str:
     """Name of the tile holding `expr`, shared with whoever uses the same expression."""
     for name, known in bases.items():
         if known == expr:
             return name
-    name = expr.name if isinstance(expr, sympy.Symbol) else fallback
+    name = expr.name if expr in {symbol(i.name) for i in spec.inputs} else fallback
     bases[name] = expr
     return name
 
@@ -165,7 +177,11 @@ def _row(bases: dict[str, sympy.Expr], sums: _Sums, name: str, expr: sympy.Expr,
     axes = {**sums.spec.axes, **{s.name: "" for s in sums.found}}
     coefficient, base = split_scalar(expr, axes)
     return Row(
-        name=name, base=_base(bases, f"{name}_base", base), coefficient=coefficient, exclusive=exclusive, full=expr
+        name=name,
+        base=_base(sums.spec, bases, f"{name}_base", base),
+        coefficient=coefficient,
+        exclusive=exclusive,
+        full=expr,
     )
 
 

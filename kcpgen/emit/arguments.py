@@ -20,21 +20,22 @@ def input_names(spec: Spec) -> list[str]:
 
 
 def value_input(spec: Spec) -> TokenInput:
-    """The input whose dtype the output takes: the first on the value axis."""
-    return _first(spec, lambda declared: declared.axis == "V")
+    """The input whose dtype the output takes: the first on the value axis, one per value head if there is any."""
+    inputs = sorted(spec.inputs, key=lambda declared: declared.heads != "HV")
+    return _first(inputs, lambda declared: declared.axis == "V")
 
 
-def _first(spec: Spec, accepts: Callable[[TokenInput], bool]) -> TokenInput:
-    found = next((declared for declared in spec.inputs if accepts(declared)), None)
+def _first(inputs: Iterable[TokenInput], accepts: Callable[[TokenInput], bool]) -> TokenInput:
+    found = next((declared for declared in inputs if accepts(declared)), None)
     if found is None:
-        raise ValueError(f"{spec.name}: no token input has the axis or the heads that the state needs")
+        raise ValueError("no token input has the axis that the state needs")
     return found
 
 
 def sizes(spec: Spec) -> list[str]:
     """Statements that bind B, T, HV, K and V."""
     per_value_head = next((i for i in spec.inputs if i.heads == "HV"), spec.inputs[0])
-    key, value = _first(spec, lambda i: i.axis == "K"), value_input(spec)
+    key, value = _first(spec.inputs, lambda i: i.axis == "K"), value_input(spec)
     return [f"B, T, HV = {per_value_head.name}.shape[:3]", f"K, V = {key.name}.shape[-1], {value.name}.shape[-1]"]
 
 

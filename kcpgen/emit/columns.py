@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from kcpgen.emit.code import ATOM, Code, add, attribute, binary, call, negative, number, subtract
+from kcpgen.emit.syntax_tree import evaluated, names_in
 from kcpgen.language.check import shape_of
 from kcpgen.language.syntax import (
     SCALAR,
@@ -72,6 +74,8 @@ class Columns:
         raise TypeError(f"{type(expr).__name__} is no value of its own")
 
     def call(self, expr: Call) -> Code:
+        if not names_in([expr]):
+            return number(Fraction(evaluated(expr)))  # torch has no functions of numbers
         argument = self.value(expr.argument)
         if expr.function == "sum":
             return attribute(argument, TOTAL)

@@ -24,6 +24,8 @@ def expression(expr: sympy.Expr) -> Code:
         return Code(expr.name)
     if isinstance(expr, sympy.Rational):
         return number(Fraction(int(expr.p), int(expr.q)))
+    if not expr.free_symbols and not expr.has(RowSum):
+        return number(Fraction(float(expr)))
     if isinstance(expr, RowSum):
         return attribute(expression(expr.args[0]), TOTAL)
     if isinstance(expr, sympy.Add):
@@ -70,11 +72,10 @@ def _power(base: sympy.Expr, exponent: sympy.Expr) -> Code:
         raise TypeError(f"no torch form of the power {exponent}")
     if exponent.is_negative:
         return binary(Code("1"), "/", expression(base**-exponent))
-    if exponent == sympy.Rational(1, 2):
-        return call("sqrt", expression(base))
-    if exponent.is_Integer:
-        return Code(f"{expression(base).at(ATOM)}**{exponent}", UNARY)
-    return Code(f"{call('sqrt', expression(base)).text}**{exponent.p}", UNARY)
+    root = expression(base)
+    while not exponent.is_Integer:  # the language has square roots only: denominators are powers of two
+        root, exponent = call("sqrt", root), 2 * exponent
+    return root if exponent == 1 else Code(f"{root.at(ATOM)}**{exponent}", UNARY)
 
 
 def variable(factor: Factor) -> str:

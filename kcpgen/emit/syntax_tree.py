@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from math import exp, log1p, sqrt
 
-from kcpgen.language.syntax import Call, Expr, Name, Node
+from kcpgen.language.syntax import (
+    Call,
+    Difference,
+    Expr,
+    Hadamard,
+    Name,
+    Negative,
+    Node,
+    Number,
+    Product,
+    Quotient,
+    Sum,
+)
+
+FUNCTIONS: Mapping[str, Callable[[float], float]] = {
+    "exp": exp,
+    "sqrt": sqrt,
+    "sigmoid": lambda x: 1 / (1 + exp(-x)),
+    "softplus": lambda x: log1p(exp(x)),
+}
 
 
 def nodes(expr: Node) -> Iterator[Node]:
@@ -27,3 +47,23 @@ def functions_in(exprs: Iterable[Expr]) -> frozenset[str]:
 
 def count_reads(expr: Expr, name: str) -> int:
     return sum(isinstance(node, Name) and node.name == name for node in nodes(expr))
+
+
+def evaluated(expr: Expr) -> float:
+    """The value of an expression without names."""
+    match expr:
+        case Number():
+            return float(expr.value)
+        case Negative():
+            return -evaluated(expr.operand)
+        case Call():
+            return FUNCTIONS[expr.function](evaluated(expr.argument))
+        case Sum():
+            return evaluated(expr.left) + evaluated(expr.right)
+        case Difference():
+            return evaluated(expr.left) - evaluated(expr.right)
+        case Product() | Hadamard():
+            return evaluated(expr.left) * evaluated(expr.right)
+        case Quotient():
+            return evaluated(expr.left) / evaluated(expr.right)
+    raise TypeError(f"{type(expr).__name__} is no number")

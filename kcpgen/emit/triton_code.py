@@ -57,7 +57,7 @@ class TritonPrinter:
             return self._broadcast(expr)
         if isinstance(expr, sympy.Symbol):
             return self._name(expr, axis), ATOM
-        if isinstance(expr, sympy.Number):
+        if not expr.free_symbols and not expr.has(RowSum):
             return _number(expr)
         if isinstance(expr, RowSum):
             inner, inner_axis = expr.args[0], expr.args[1].name
@@ -103,22 +103,20 @@ class TritonPrinter:
         return sign + " * ".join(pieces)
 
     def _power(self, base: sympy.Expr, exponent: sympy.Expr, axis: str) -> tuple[str, int]:
-        inner = self.code(base, axis)
-        if exponent == sympy.Rational(1, 2):
-            return f"tl.sqrt({inner})", ATOM
         if exponent == sympy.Rational(-1, 2):
-            return f"tl.rsqrt({inner})", ATOM
-        if exponent.is_Integer and exponent > 0:
-            return " * ".join([self.atom(base, axis)] * int(exponent)), PRODUCT
-        if exponent.is_Rational and exponent < 0:
-            below, _ = self._power(base, -exponent, axis) if exponent != -1 else (self.atom(base, axis), ATOM)
-            return f"(1.0 / ({below}))" if exponent != -1 else f"(1.0 / {below})", ATOM
-        if exponent.is_Rational and (2 * exponent).is_Integer:
-            whole, _ = self._power(base, exponent - sympy.Rational(1, 2), axis)
-            return f"{whole} * tl.sqrt({inner})", PRODUCT
-        raise TypeError(f"no Triton form for the power {base}**{exponent}")
+            return f"tl.rsqrt({self.code(base, axis)})", ATOM
+        if exponent < 0:
+            return f"(1.0 / {self.atom(base**-exponent, axis)})", ATOM
+        whole, rest = divmod(exponent, 1)
+        factors = [self.atom(base, axis)] * int(whole)
+        root = self.code(base, axis)
+        while rest:  # x^(3/4) is sqrt(x) sqrt(sqrt(x)): square roots are all there is
+            root = f"tl.sqrt({root})"
+            bit, rest = divmod(2 * rest, 1)
+            factors += [root] * int(bit)
+        return " * ".join(factors), PRODUCT if len(factors) > 1 else ATOM
 
 
-def _number(value: sympy.Number) -> tuple[str, int]:
+def _number(value: sympy.Expr) -> tuple[str, int]:
     text = repr(float(value))
     return (text, ATOM) if value >= 0 else (f"({text})", ATOM)

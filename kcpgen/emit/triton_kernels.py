@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kcpgen.emit.arguments import value_input
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_prepare import emit_prepare
@@ -40,15 +41,22 @@ def _shared(plan: KernelPlan) -> dict[str, Value]:
             *(f"{mode}: int" for mode in _modes(plan)),
             *(["bounded: bool"] if plan.decay_axis else []),
         ],
-        "key_input": _key_input(plan),
-        "value_input": plan.inputs_on("V")[0].name,
+        "sizes": _sizes(plan),
+        "value_input": value_input(spec).name,
     }
 
 
+def _sizes(plan: KernelPlan) -> list[str]:
+    """Host code that reads H, HV, K and V off the inputs; where no input is on the shared heads, H is HV."""
+    keys, values = _key_input(plan), value_input(plan.spec).name
+    grouped = [i.name for i in plan.spec.inputs if i.heads == "H"]
+    heads = keys if keys in grouped else [*grouped, values][0]
+    both = f"{keys}.shape[2:]" if heads == keys else f"{heads}.shape[2], {keys}.shape[3]"
+    return [f"H, K = {both}", f"HV, V = {values}.shape[2:]"]
+
+
 def _key_input(plan: KernelPlan) -> str:
-    """The input whose shape tells H and K: one on the shared head group if there is one."""
-    inputs = plan.inputs_on("K")
-    return next((i.name for i in inputs if i.heads == "H"), inputs[0].name)
+    return plan.inputs_on("K")[0].name
 
 
 def _emit_autograd(plan: KernelPlan) -> str:
@@ -71,8 +79,8 @@ def _emit_autograd(plan: KernelPlan) -> str:
         ],
         modes=[*(line for option in spec.options for line in _mode_lines(spec, option)), *_promise_lines(plan)],
         key_input=_key_input(plan),
-        value_input=plan.inputs_on("V")[0].name,
-        value_index=[i.name for i in spec.inputs].index(plan.inputs_on("V")[0].name),
+        value_input=value_input(spec).name,
+        value_index=spec.inputs.index(value_input(spec)),
         decay_kind=kind,
         term_count=len(plan.terms),
         whole_value_axis=", whole_value_axis=True" if plan.whole_value_axis else "",

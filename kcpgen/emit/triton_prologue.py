@@ -12,7 +12,7 @@ import sympy
 from kcpgen.emit.triton_code import TritonPrinter
 from kcpgen.plan import KernelPlan, PlannedRewrite
 from kcpgen.spec import Param, TokenInput
-from kcpgen.tokenwise import names, sigmoid
+from kcpgen.tokenwise import sigmoid
 
 INSIDE = {"": "live", "K": "inside", "V": "value_inside"}
 COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
@@ -106,7 +106,7 @@ def load_params(plan: KernelPlan, params: Iterable[Param]) -> Iterator[str]:
             load = f"tl.load({p.name}_ptr + head * {width} + {columns}, mask={columns} < {width}, other=0.0)"
         else:
             load = f"tl.load({p.name}_ptr + head)"
-        options = sorted({mode_name(r.option) for r in plan.rewrites if p.name in names(r.value)})
+        options = sorted({mode_name(r.option) for r in plan.rewrites if p.name in plan.reads(r.value)})
         if _used_outside_options(plan, p.name):
             yield f"{name} = {load}"
         else:
@@ -116,7 +116,7 @@ def load_params(plan: KernelPlan, params: Iterable[Param]) -> Iterator[str]:
 
 def _used_outside_options(plan: KernelPlan, name: str) -> bool:
     exprs = [plan.decay_log, *plan.bases.values(), *plan.values, plan.read.full, *(r.full for r in plan.erase.values())]
-    return any(name in names(e) for e in exprs)
+    return any(name in plan.reads(e) for e in exprs)
 
 
 def apply_rewrites(plan: KernelPlan, inputs: Sequence[str], *, backward: bool) -> Iterator[str]:
@@ -211,7 +211,7 @@ def decayed(plan: KernelPlan, exponent: str) -> str:
 def form_bases(plan: KernelPlan) -> Iterator[str]:
     p = printer(plan)
     for name, expr in plan.bases.items():
-        if not expr.is_Symbol:
+        if not plan.loaded(name):
             yield f"{name} = {masked(plan, expr, 'K', p.code(expr, 'K'))}"
 
 
@@ -222,4 +222,4 @@ def rounded(code: str) -> str:
 
 
 def base_variable(plan: KernelPlan, name: str) -> str:
-    return local(plan, name) if plan.bases[name].is_Symbol else name
+    return local(plan, name) if plan.loaded(name) else name

@@ -54,9 +54,9 @@ class Sweeps:
         """Everything after the operands: their sums, then the options backwards, each at the values it read."""
         self._sums_of(None)
         for index, rewrite in reversed(list(enumerate(self.plan.rewrites))):
-            if self.plan.spec.axes[rewrite.target] != "V":
+            if self.plan.spec.axes[rewrite.target] != "V":  # the value pass has seen to those
                 self._undo(index, rewrite)
-                self._sums_of(index)
+            self._sums_of(index)
 
     def _undo(self, index: int, rewrite: PlannedRewrite) -> None:
         at = self.complete.get(rewrite.target, 0)

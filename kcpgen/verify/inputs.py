@@ -144,8 +144,8 @@ class _Draw:
     def _contract(self, drawn: dict[str, Tensor], erase: tuple[str, ...], write: tuple[str, ...]) -> None:
         """Make the vectors that erase in one term erase what the term writes, at most once.
 
-        Where one vector erases and writes, another in the erase is a gate on its channels, unless some other term writes
-        it; else both are made parallel.
+        Where one vector erases and writes, another in the erase is a gate on its channels, unless some other term
+        writes it; else both are made parallel.
         """
         written = {name for term in self.op.description.terms for name in term.write}
         writers = [name for name in write if self.op.is_key(name)]

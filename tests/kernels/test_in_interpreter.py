@@ -1,4 +1,4 @@
-"""Runs the tests beside it in processes of their own: Triton decides when kernels are defined whether it interprets them.
+"""Runs the tests beside it in processes of their own: whether Triton interprets kernels is decided as they are defined.
 
 `TRITON_INTERPRET=1 pytest tests/kernels/interpreted` is the same by hand.
 """

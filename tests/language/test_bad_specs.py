@@ -15,6 +15,7 @@ from kcpgen.compiler import compile_spec
 from kcpgen.derivation.faults import DERIVATION_CODES
 from kcpgen.diagnostics import CODES, SpecError
 from kcpgen.language.limits import MAX_BYTES
+from kcpgen.plan_faults import PLAN_CODES
 
 BAD_SPECS = Path(__file__).parent.parent / "bad_specs"
 SPECS = sorted(path.stem for path in BAD_SPECS.glob("*.kcp"))
@@ -62,7 +63,7 @@ def test_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_code_has_a_bad_spec() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in BAD_SPECS.glob("*.txt"))
     shown = set(re.findall(r"^error\[(KCP\d+)\]", texts, flags=re.MULTILINE))
-    assert shown == CODES.keys() | DERIVATION_CODES.keys()
+    assert shown == CODES.keys() | DERIVATION_CODES.keys() | PLAN_CODES.keys()
 
 
 def test_every_text_has_its_spec() -> None:
@@ -71,4 +72,5 @@ def test_every_text_has_its_spec() -> None:
 
 
 def test_registries_do_not_overlap() -> None:
-    assert not CODES.keys() & DERIVATION_CODES.keys()
+    registries = (CODES, DERIVATION_CODES, PLAN_CODES)
+    assert len({code for registry in registries for code in registry}) == sum(map(len, registries))

@@ -9,6 +9,7 @@ from textwrap import dedent
 from kcpgen.derivation.faults import DERIVATION_CODES
 from kcpgen.diagnostics import CODES
 from kcpgen.language import names, parse
+from kcpgen.plan_faults import PLAN_CODES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 
@@ -21,7 +22,7 @@ def test_example_is_a_spec() -> None:
 
 def test_every_code_is_explained() -> None:
     rows = dict(re.findall(r"^\| (KCP\d+) \| (.*) \|$", TEXT, flags=re.MULTILINE))
-    assert rows == CODES | DERIVATION_CODES
+    assert rows == CODES | DERIVATION_CODES | PLAN_CODES
 
 
 def test_reserved_words_are_listed() -> None:
