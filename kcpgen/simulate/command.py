@@ -19,7 +19,7 @@ from kcpgen.simulate.faults import injected
 from kcpgen.simulate.verdict import Verdict, judge
 from kcpgen.verify.cases import Case
 from kcpgen.verify.op import load_op
-from kcpgen.verify.report import digest, machine, say
+from kcpgen.verify.report import digest, machine, say, unwritable
 
 HEADING = (
     f"{'tensor':<15}{'sequence':>9}{'CP - one':>11}{'one - naive':>13}{'CP - naive':>12}{'worst token':>13}{'rank':>6}"
@@ -52,7 +52,17 @@ def run(directory: Path, request: Request) -> int:
     if device == "cuda" and not torch.cuda.is_available():
         say("error: no CUDA device here; use --device cpu")
         return 1
-    op = load_op(directory)
+    if request.value_heads is not None and request.value_heads % request.heads:
+        say(f"error: --value-heads is {request.value_heads}; allowed: a multiple of --heads, {request.heads}")
+        return 1
+    if fault := unwritable(request.json_path):
+        say(f"error: {fault}")
+        return 1
+    try:
+        op = load_op(directory)
+    except FileNotFoundError as error:
+        say(f"error: {error}")
+        return 1
     case = case_of(request, device)
     spread = Spread(ranks=request.ranks, layout=request.layout, merge=request.merge)
     reference = request.reference or ("naive" if case.tokens <= 16384 else "eager")

@@ -15,7 +15,7 @@ import torch
 from kcpgen.verify.cases import Case, exact_cases, gpu_cases, interpreted_cases
 from kcpgen.verify.compare import Comparison, compare
 from kcpgen.verify.op import Op, load_op
-from kcpgen.verify.report import as_json, heading, row, say, summary
+from kcpgen.verify.report import as_json, heading, row, say, summary, unwritable
 
 INTERPRETER = "TRITON_INTERPRET"
 
@@ -26,7 +26,14 @@ def run(directory: Path, *, device: str | None, quick: bool, json_path: Path | N
     if device == "cuda" and not torch.cuda.is_available():
         say("error: no CUDA device here; use --device cpu")
         return 1
-    op = load_op(directory)
+    if fault := unwritable(json_path):
+        say(f"error: {fault}")
+        return 1
+    try:
+        op = load_op(directory)
+    except FileNotFoundError as error:
+        say(f"error: {error}")
+        return 1
     silent = json_path == Path("-")
     comparisons = []
     for title, cases in sections(op, device, quick):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,19 @@ from kcpgen.verify.op import Op
 
 LABEL = 46
 SHORT = {"final_state": "state", "dinitial_state": "dstate"}
+
+
+def unwritable(path: Path | None) -> str:
+    """Why figures cannot be written to `path`, found before the minutes that they take; "" where they can."""
+    if path is None or path == Path("-"):
+        return ""
+    if path.is_dir():
+        return f"--json is {path}, a directory; allowed: a file, or - for stdout"
+    if not path.parent.is_dir():
+        return f"--json is {path}, but there is no directory {path.parent}"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"--json is {path}, which cannot be written"
+    return ""
 
 
 def heading(tensors: Sequence[str]) -> str:

@@ -123,7 +123,12 @@ def main() -> int:
     """Print a table for each package; 1 if a kernel does not fit."""
     parser = argparse.ArgumentParser(prog="python -m kcpgen.verify.resources", description=__doc__)
     parser.add_argument("generated", type=Path, nargs="+", metavar="DIR", help="packages, e.g. generated/my_op")
-    fits = [_tell(load_op(directory)) for directory in parser.parse_args().generated]
+    try:
+        ops = [load_op(directory) for directory in parser.parse_args().generated]
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    fits = [_tell(op) for op in ops]
     return 0 if all(fits) else 1
 
 

@@ -96,3 +96,19 @@ def test_verify_writes_figures_with_what_they_were_measured_on(project: Path, kc
 
 def test_verify_as_json_prints_nothing_else(project: Path, kcpgen: Command) -> None:
     assert json.loads(kcpgen("verify", "my.kcp", "--device", "cpu", "--quick", "--json", "-").stdout)["op"] == "my"
+
+
+@pytest.mark.parametrize("directory", ["", "none"])
+def test_figures_that_could_not_be_written_are_refused_first(project: Path, kcpgen: Command, directory: str) -> None:
+    (project / "out").mkdir()
+    result = kcpgen("verify", "my.kcp", "--device", "cpu", "--json", f"{directory}/x" if directory else "out")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("error: --json is ")
+    assert result.stdout.count("\n") == 1
+
+
+def test_a_package_that_is_not_there(project: Path) -> None:
+    for command in (["kcpgen.verify", "--generated", "none"], ["kcpgen.verify.resources", "none"]):
+        ran = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+        assert ran.returncode == 1
+        assert ran.stdout + ran.stderr == f"error: no generated package in {project / 'none'}\n"

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cp_rows import ROOT, op, row
 
-from kcpgen.simulate.arguments import FAULT_NAMES
+from kcpgen.runtime.checks import MAX_STATE
+from kcpgen.simulate.arguments import FAULT_NAMES, MAX_WIDTH, parser
 from kcpgen.simulate.call import Spread
+from kcpgen.simulate.command import Request, run
 from kcpgen.simulate.compare import Comparison, Figure, simulate
 from kcpgen.simulate.faults import FAULTS, injected
 from kcpgen.simulate.verdict import Verdict, cuts_on_chunks, judge
@@ -47,6 +50,10 @@ def test_faults(name: str, fault: str, kind: str, words: str) -> None:
 
 def test_every_fault_is_listed() -> None:
     assert tuple(FAULTS) == FAULT_NAMES
+
+
+def test_widths_end_where_those_of_ops_do() -> None:
+    assert MAX_WIDTH == MAX_STATE
 
 
 def comparison(**changes: object) -> Comparison:
@@ -116,3 +123,32 @@ def test_command_refuses_what_the_context_refuses() -> None:
     assert ran.returncode == 1
     assert "104 tokens do not divide into 3 equal shards" in ran.stdout
     assert command("specs/gla.kcp", "--ranks", "3", "--lengths", "70;34").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ranks", "0"), "--ranks: '0'; allowed: an integer of at least 1"),
+        (("--ranks", "-1"), "--ranks: '-1'; allowed: an integer of at least 1"),
+        (("--ranks", "2", "--key-width", "0"), "--key-width: '0'; allowed: an integer from 1 to 256"),
+        (("--ranks", "2", "--value-heads", "x"), "--value-heads: 'x'; allowed: an integer of at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_named_in_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parser("simulate", "").parse_args(["--lengths", "128", *arguments])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"simulate: error: argument {said}\n"
+
+
+def test_what_cannot_be_simulated_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Request(ranks=2, lengths=(128,), device="cpu")
+    for request, said in [
+        (replace(asked, value_heads=3), "error: --value-heads is 3; allowed: a multiple of --heads, 2\n"),
+        (replace(asked, json_path=Path("none/x")), "error: --json is none/x, but there is no directory none\n"),
+        (asked, "error: no generated package in "),
+    ]:
+        assert run(Path("none"), request) == 1
+        assert capsys.readouterr().out.startswith(said)
