@@ -166,23 +166,37 @@ def _scores_uniform(plan: KernelPlan) -> str:
 
 
 def _solve(plan: KernelPlan) -> list[str]:
-    """(I - L)^-1 by blocks: each erasing term is eliminated by the inverse of those before it (a Schur complement)."""
-    lines: list[str] = []
-    done: list[int] = []
-    for r in plan.erasing:
-        for a in done:
-            lines.append(f"P_{a} = " + " + ".join(f"dot_fp32(T_{a}_{b}, L_{b}_{r}, PRECISION)" for b in done))
-        complement = "".join(f" + dot_fp32(L_{r}_{a}, P_{a}, PRECISION)" for a in done)
-        lines.append(f"T_{r}_{r} = unit_lower_inverse(L_{r}_{r}{complement}, work, rows, C, LEVELS, PRECISION)")
-        for b in done:
-            lines.append(f"Q_{b} = " + " + ".join(f"dot_fp32(L_{r}_{a}, T_{a}_{b}, PRECISION)" for a in done))
-            lines.append(f"T_{r}_{b} = dot_fp32(T_{r}_{r}, Q_{b}, PRECISION)")
-        for a in done:
-            lines.append(f"T_{a}_{r} = dot_fp32(P_{a}, T_{r}_{r}, PRECISION)")
-            lines += [f"T_{a}_{b} += dot_fp32(T_{a}_{r}, Q_{b}, PRECISION)" for b in done]
-        done.append(r)
-    lines += [f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in done for p in plan.pure_writes]
-    return lines
+    """The blocks T_i_e of (I - L)^-1, and the erase scores that the values need rounded."""
+    lines = _solve_together(plan) if len(plan.erasing) > 1 else []
+    for i in plan.erasing if not lines else ():
+        lines.append(f"T_{i}_{i} = unit_lower_inverse(L_{i}_{i}, work, rows, C, LEVELS, PRECISION)")
+    return [*lines, *(f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in plan.erasing for p in plan.pure_writes)]
+
+
+def _solve_together(plan: KernelPlan) -> list[str]:
+    """Several erases: token first. Half a span is solved for all terms before the next half sees any of it.
+
+    Eliminating one term after the other would be shorter and is unstable: the inverse of one term's block alone can
+    grow by a factor per token where the product of all erases is a contraction.
+    """
+    erasing = plan.erasing
+    lines = [
+        f"T_{i}_{e} = " + ("tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)" if i == e else "tl.zeros((C, C), tl.float32)")
+        for i in erasing
+        for e in erasing
+    ]
+    body = ["owned = same_level(rows, rows, level)"]
+    body += [f"across_{a}_{b} = tl.where(owned, L_{a}_{b}, 0.0)" for a in erasing for b in erasing]
+    for i in erasing:
+        for b in erasing:
+            seen = " + ".join(f"dot_fp32(T_{i}_{a}, across_{a}_{b}, PRECISION)" for a in erasing)
+            body.append(f"seen_{i}_{b} = {seen}")
+    for i in erasing:
+        for e in erasing:
+            passed = " + ".join(f"dot_fp32(seen_{i}_{b}, T_{b}_{e}, PRECISION)" for b in erasing)
+            body.append(f"next_{i}_{e} = T_{i}_{e} + {passed}")
+    body += [f"T_{i}_{e} = next_{i}_{e}" for i in erasing for e in erasing]
+    return [*lines, "for level in tl.range(0, LEVELS, num_stages=1):", *(f"    {line}" for line in body)]
 
 
 def _operand(plan: KernelPlan, row: Row) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel.arguments import told_to_others
@@ -102,7 +101,7 @@ class Forward(_Op):
             scratch_dtype=scratch_dtype(value.dtype),
         )
         super().__init__(run, prepared)
-        self.o = torch.empty_like(value, memory_format=torch.contiguous_format)
+        self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         self._scan(sequences, self.o, initial, final)
@@ -216,12 +215,14 @@ class _Chunked(torch.autograd.Function):
         return op.o, final
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor | None, leaving: Tensor | None) -> tuple[Tensor | None, ...]:
-        initial, received, transitions, *tensors = ctx.saved_tensors
         run: Run = ctx.run
+        if torch.is_grad_enabled():  # create_graph=True: the kernels' gradients would come out as constants
+            raise RuntimeError(f"{run.kernels.op}: no gradients of gradients on Triton; backend='eager' has them")
+        initial, received, transitions, *tensors = ctx.saved_tensors
         value = tensors[run.kernels.value]
-        do = torch.zeros_like(value) if do is None else unit_stride(do)
+        sizes = (*value.shape[:2], ctx.prepared.heads, ctx.prepared.values)
+        do = value.new_zeros(sizes) if do is None else unit_stride(do)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)
         if run.cp is None:
