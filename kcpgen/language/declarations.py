@@ -15,6 +15,8 @@ from kcpgen.language.syntax import SCALAR, Shape, Span
 from kcpgen.spec import Constant, HeadGroup, Param, Role, TokenInput
 
 _UNSHAPED = "?"  # the axis of what was declared with an impossible shape, so that nothing is reported for its uses
+_PARAM_SHAPES = [("HV",), ("HV", "K"), ("HV", "V")]
+_TOKEN_SHAPES = [("H",), ("H", "K"), ("H", "V"), *_PARAM_SHAPES]
 _Once = TypeVar("_Once", st.Op, st.State)
 
 
@@ -48,7 +50,8 @@ def declarations(statements: Sequence[st.Statement], end: Span, faults: Faults) 
     if op is not None:
         _check_op(op, faults)
     if state is not None and [word.text for word in state.shape] != ["HV", "K", "V"]:
-        faults.add("KCP122", "no shape of a state", state.shape_span, note="a state is `[HV, K, V]`, per sequence")
+        note = "a state is `[HV, K, V]`, per sequence"
+        _misshapen("no shape of a state", state, [("HV", "K", "V")], note, faults)
     return Declarations(
         op=op,
         state=state,
@@ -141,7 +144,7 @@ def _token_shape(statement: st.Token, faults: Faults) -> tuple[HeadGroup, str]:
     if heads in ("H", "HV") and axis in ([], ["K"], ["V"]):
         return cast("HeadGroup", heads), axis[0] if axis else ""
     note = "a token input has heads `H` or `HV` and at most one axis, `K` or `V`; batch and time go without saying"
-    faults.add("KCP122", "no shape of a token input", statement.shape_span, note=note)
+    _misshapen("no shape of a token input", statement, _TOKEN_SHAPES, note, faults)
     return "HV", _UNSHAPED
 
 
@@ -150,6 +153,27 @@ def _params(statement: st.Param, faults: Faults) -> list[Param]:
     axis = axes[0] if axes else ""
     if heads != "HV" or axes not in ([], ["K"], ["V"]):
         note = "a parameter is `[HV]`, `[HV, K]` or `[HV, V]`"
-        faults.add("KCP122", "no shape of a parameter", statement.shape_span, note=note)
+        _misshapen("no shape of a parameter", statement, _PARAM_SHAPES, note, faults)
         axis = _UNSHAPED
     return [Param(name=word.text, axis=axis, span=word.span) for word in statement.names]
+
+
+def _misshapen(
+    message: str,
+    statement: st.Token | st.Param | st.State,
+    allowed: Sequence[tuple[str, ...]],
+    note: str,
+    faults: Faults,
+) -> None:
+    """Reports the first word that no allowed shape has there; all of them where only their order is wrong."""
+    words = [word.text for word in statement.shape]
+    meant = next((shape for shape in allowed if sorted(shape) == sorted({*words} - {"B", "T"})), None)
+    span, hint = statement.shape_span, f"write `[{', '.join(meant)}]`" if meant else ""
+    fitting = list(allowed)
+    for place, word in enumerate([] if meant else statement.shape):
+        right = sorted({shape[place] for shape in fitting if len(shape) > place})
+        if word.text not in right:
+            span, hint = word.span, names.did_you_mean(word.text, right)
+            break
+        fitting = [shape for shape in fitting if shape[place : place + 1] == (word.text,)]
+    faults.add("KCP122", message, span, note=note, hint=hint)

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from kcpgen.diagnostics import Faults
 from kcpgen.language import statements as st
+from kcpgen.language.format import format_number
 from kcpgen.spec import Bounds
 
 
@@ -21,7 +22,8 @@ def bounds(promise: st.Promise, role: str, given: str, faults: Faults) -> Bounds
     """The range of a promise. Its lower bound may be the constant `given`, known to be passed ("" for none)."""
     fault, note = _fault(promise, role, given)
     if fault:
-        faults.add("KCP123", fault, promise.span, note=note)
+        hint = _hint(promise, given) if role == "log_decay" else ""
+        faults.add("KCP123", fault, promise.span, note=note, hint=hint)
         return None
     assert not isinstance(promise.high, st.Word)
     high = float(promise.high)
@@ -35,11 +37,29 @@ def _fault(promise: st.Promise, role: str, given: str) -> tuple[str, str]:
     if role != "log_decay":
         note = "a promise decides how a decay is computed; other inputs have no use for one"
         return "only a `log decay` has a promised range", note
-    if isinstance(high, st.Word) or (isinstance(low, st.Word) and low.text != given):
-        note = "the upper bound is a number, the lower one a number or the constant that the `when` above tests"
-        return "this bound is not known here", note
+    if isinstance(high, st.Word):
+        return f"the upper bound is `{high.text}`, not a number", ""
+    if isinstance(low, st.Word) and low.text != given:
+        note = "it is a number, or the constant that the `when` above tests"
+        return f"the lower bound `{low.text}` is not known here", note
     if high > 0:
-        return "the promised range contains growth", "a log decay is at most 0, so that exp of it never grows the state"
+        note = "a log decay is at most 0, so that exp of it never grows the state"
+        return f"the upper bound, {_shown(high)}, is above 0", note
     if isinstance(low, Fraction) and low > high:
-        return "the promised range is empty", "the lower bound comes first"
+        note = "the lower bound comes first"
+        return f"the promised range is empty: the lower bound, {_shown(low)}, is above the upper one", note
     return "", ""
+
+
+def _hint(promise: st.Promise, given: str) -> str:
+    """A range that may be promised, near the one that was."""
+    low, high = promise.low, promise.high
+    least = Fraction(-5) if isinstance(low, st.Word) else min(low, Fraction(0))
+    most = Fraction(0) if isinstance(high, st.Word) else min(high, Fraction(0))
+    least, most = sorted((least, most)) if least != most else (Fraction(-5), Fraction(0))
+    lowest = given if given and isinstance(low, st.Word) else _shown(least)
+    return f"write `in [{lowest}, {_shown(most)}]`"
+
+
+def _shown(bound: Fraction) -> str:
+    return "-" * (bound < 0) + format_number(abs(bound))

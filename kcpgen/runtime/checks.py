@@ -24,7 +24,11 @@ Sizes = dict[str, int]
 
 
 def refusal(op: str, name: str, given: object, allowed: str) -> str:
-    return f"{op}: `{name}` is {given}; allowed: {allowed}"
+    return fault(op, name, f"is {given}", allowed)
+
+
+def fault(op: str, name: str, what: str, allowed: str) -> str:
+    return f"{op}: `{name}` {what}; allowed: {allowed}"
 
 
 def tensor(op: str, name: str, x: object, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Tensor:
@@ -70,12 +74,12 @@ def sizes(op: str, inputs: Mapping[str, Tensor], axes: Mapping[str, str]) -> Siz
 def _check_heads(op: str, found: Sizes, owner: Mapping[str, str]) -> None:
     for letter in ("H", "HV"):
         if found.get(letter) == 0:
-            raise ValueError(refusal(op, owner[letter], f"of {letter} = 0 heads", "at least one head"))
+            raise ValueError(fault(op, owner[letter], f"has {letter} = 0 heads", "at least one head"))
     H = found.setdefault("H", found.get("HV", 1))
     HV = found.setdefault("HV", H)
     if HV % H:
         raise ValueError(
-            refusal(op, owner["HV"], f"of HV = {HV} heads", f"a multiple of H = {H}, the heads of `{owner['H']}`")
+            fault(op, owner["HV"], f"has HV = {HV} heads", f"a multiple of H = {H}, the heads of `{owner['H']}`")
         )
 
 
@@ -83,7 +87,7 @@ def _check_state_axes(op: str, found: Sizes, owner: Mapping[str, str]) -> None:
     for letter in ("K", "V"):
         if not 1 <= found[letter] <= MAX_STATE:
             raise ValueError(
-                refusal(op, owner[letter], f"of {letter} = {found[letter]}", f"{letter} from 1 to {MAX_STATE}")
+                fault(op, owner[letter], f"has {letter} = {found[letter]}", f"{letter} from 1 to {MAX_STATE}")
             )
 
 
@@ -161,14 +165,12 @@ def _check_copy(op: str, packed: Tensor, host: Tensor) -> None:
 
 def _increasing(op: str, name: str, values: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     if values[0] != 0:
-        raise ValueError(refusal(op, name, f"starting at {values[0]}", "a start at 0"))
+        raise ValueError(fault(op, name, f"starts at {values[0]}", "a start at 0"))
     for n, (begin, end) in enumerate(itertools.pairwise(values)):
         if end < begin:
-            raise ValueError(
-                refusal(op, name, f"falling from {begin} to {end} at sequence {n}", "values that never fall")
-            )
+            raise ValueError(fault(op, name, f"falls from {begin} to {end} at sequence {n}", "values that never fall"))
     if values[-1] != tokens:
-        raise ValueError(refusal(op, name, f"ending at {values[-1]}", f"an end at T = {tokens}"))
+        raise ValueError(fault(op, name, f"ends at {values[-1]}", f"an end at T = {tokens}"))
     return values
 
 
