@@ -10,6 +10,7 @@ from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language import statements as st
 from kcpgen.language.limits import MAX_NAMES, MAX_TITLE
+from kcpgen.language.lookalikes import meant_letters
 from kcpgen.language.promises import input_bounds
 from kcpgen.language.syntax import SCALAR, Shape, Span
 from kcpgen.spec import Constant, HeadGroup, Param, Role, TokenInput
@@ -74,7 +75,8 @@ def check_name(word: st.Word, faults: Faults) -> None:
     note = "Greek letters are read by their names" if greek else ""
     if reason := names.malformed(word.text):
         message = f"`{word.text}` cannot be a name: {reason}"
-        faults.add("KCP104", message, word.span, note=names.foreign_letters(word.text) or note)
+        note, hint = names.foreign_letters(word.text) or note, meant_letters(word.text)
+        faults.add("KCP104", message, word.span, note=note, hint=hint)
     elif reason := names.reserved(word.text):
         faults.add("KCP103", f"`{word.text}` is reserved: {reason}", word.span, note=note, hint="choose another name")
 

@@ -8,6 +8,7 @@ from typing import Literal
 from kcpgen.diagnostics import Faults
 from kcpgen.language import names
 from kcpgen.language.declarations import Declarations
+from kcpgen.language.lookalikes import meant_name
 from kcpgen.language.syntax import Expr, Name, Product, Span, operands
 
 Place = Literal["update", "readout", "rewrite"]
@@ -103,7 +104,7 @@ class _ReadChecker:
         functions = f"functions are {', '.join(f'`{function}`' for function in names.FUNCTIONS)}"
         known = names.FUNCTIONS if called else {self.state, *self.inputs, *self.timeless, *names.FUNCTIONS} - {""}
         message = f"`{name.name}` is not a function" if called else f"`{name.name}` is not declared"
-        hint = self._hint(name, called) or names.did_you_mean(name.name, known)
+        hint = self._hint(name, called) or meant_name(name.name, known) or names.did_you_mean(name.name, known)
         note = functions if called else names.foreign_letters(name.name)
         self.faults.add("KCP101", message, name.span, note=note, hint=hint)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from lark import Token, UnexpectedToken
 
 from kcpgen.diagnostics import Faults
-from kcpgen.language import names
+from kcpgen.language import lookalikes, names
 from kcpgen.language.lexer import span_of
 from kcpgen.language.syntax import Span
 
@@ -53,8 +53,9 @@ def report(error: UnexpectedToken, tokens: Sequence[Token], path: str, faults: F
         return
     span = span_of(token, token, path)
     if token.type == "UNKNOWN":
-        hint = _CHARACTER_HINTS.get(str(token), "")
-        faults.add("KCP016", f"unexpected character `{token}`", span, hint=hint)
+        following = next((str(right) for left, right in pairwise(tokens) if left is token), "")
+        hint = lookalikes.meant_symbol(str(token), following) or _CHARACTER_HINTS.get(str(token), "")
+        faults.add("KCP016", f"unexpected character `{token}`", span, note=lookalikes.foreign(str(token)), hint=hint)
     else:
         faults.add("KCP010", f"unexpected {_shown(token)}", span, label=label, hint=_hint(token, expected, tokens))
 
