@@ -1,4 +1,4 @@
-"""Recurrences made up to reach every branch of the emitter: kernels in fp32 against the per-token reference in float64."""
+"""Recurrences made up to reach every branch of the emitter: fp32 kernels against the per-token reference in float64."""
 
 from __future__ import annotations
 
