@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import re
 import sys
 from collections.abc import Callable
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,6 +50,7 @@ def build(specs: tuple[Path, ...], output: Path, check: bool) -> None:
     """Generate the package OUTPUT/<op>/ of every SPEC, all of them or, if any spec is wrong, none."""
     packages = _each(specs, lambda path: _compile(path, output))
     _reject_twins(packages)
+    _warn_of_name(output)
     if check:
         _check(specs, packages, output)
     else:
@@ -184,6 +188,16 @@ def _reject_twins(packages: tuple[Package, ...]) -> None:
         first[package.name] = package.spec_path
 
 
+def _warn_of_name(output: Path) -> None:
+    """`-o my-ops` is allowed: the directory may be meant for sys.path, from which the ops inside can be imported."""
+    if output.name and not (output.name.isidentifier() and not iskeyword(output.name)):
+        click.echo(
+            f"warning: {output.name!r} is no name of a Python package: `import` finds the ops in it only with "
+            f"{output} itself on sys.path; choose a name such as -o {re.sub(r'[^0-9A-Za-z_]', '_', output.name)}",
+            err=True,
+        )
+
+
 def _write(packages: tuple[Package, ...], output: Path, quiet: bool = False) -> None:
     from kcpgen.emit.package import ForeignFilesError, write
 
@@ -201,19 +215,20 @@ def _write(packages: tuple[Package, ...], output: Path, quiet: bool = False) -> 
 
 def _check(specs: tuple[Path, ...], packages: tuple[Package, ...], output: Path) -> None:
     from kcpgen.emit.package import differences, orphans
+    from kcpgen.emit.stamp import build_command
 
     stale = []
     for path, package in zip(specs, packages, strict=True):
         found = differences(package, output)
         for difference in found:
-            click.echo(f"{difference.path}: {difference.kind}\n{difference.diff}")
+            click.echo(f"{difference.path}: {difference.kind}\n{difference.diff}", nl=bool(difference.diff))
         stale += [path] if found else []
     gone = orphans(output)
     for directory, spec in gone:
-        click.echo(f"{directory}: generated from {spec}, which is gone; remove it with: rm -r {directory}")
+        removal = shlex.join(["rm", "-r", str(directory)])
+        click.echo(f"{directory}: generated from {spec}, which is gone; remove it with: {removal}")
     if stale:
-        destination = "" if output == Path("generated") else f" -o {output}"
-        click.echo(f"not as generated; fix with: kcpgen build {' '.join(map(str, stale))}{destination}")
+        click.echo(f"not as generated; fix with: {build_command(map(str, stale), str(output))}")
     if stale or gone:
         sys.exit(1)
     click.echo(f"{output}: {len(packages)} package{'s' * (len(packages) != 1)} as generated")
@@ -222,3 +237,7 @@ def _check(specs: tuple[Path, ...], packages: tuple[Package, ...], output: Path)
 def _fail(message: str) -> None:
     click.echo(f"error: {message}", err=True)
     sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(prog_name="kcpgen")

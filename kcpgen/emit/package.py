@@ -42,9 +42,19 @@ class Difference:
 
 
 def files_on_disk(directory: Path) -> dict[str, Path]:
-    """Relative name -> path of every file below, Python's own caches left out."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(directory).as_posix(): path for path in paths}
+    """Relative name -> path of all below that is no directory, links to nowhere included, Python's caches left out."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(directory).as_posix(): path for path in paths if not _is_cache(path)}
+
+
+def _is_cache(path: Path) -> bool:
+    """What an import writes, and the temporary file that an interrupted one leaves."""
+    return path.parent.name == "__pycache__" and ".pyc" in path.suffixes
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; a phrase that no generated file starts with for a dangling link, a socket or the like."""
+    return path.read_bytes() if path.is_file() else b"neither a file nor a directory\n"
 
 
 def differences(package: Package, output: Path) -> tuple[Difference, ...]:
@@ -57,21 +67,30 @@ def differences(package: Package, output: Path) -> tuple[Difference, ...]:
 def _compare(package: Package, directory: Path, present: Mapping[str, Path]) -> Iterator[Difference]:
     for name in sorted({*package.files, *present}):
         path = directory / name
-        old = present[name].read_text(encoding="utf-8", errors="replace") if name in present else None
-        new = package.files.get(name)
+        old = _content(present[name]) if name in present else None
+        new = package.files[name].encode() if name in package.files else None
         if old != new:
             kind = "missing" if old is None else "extra" if new is None else "changed"
             yield Difference(path=path, kind=kind, diff=_unified(path, old, new))
 
 
-def _unified(path: Path, old: str | None, new: str | None) -> str:
-    before = (old or "").splitlines(keepends=True)
-    after = (new or "").splitlines(keepends=True)
+def _unified(path: Path, old: bytes | None, new: bytes | None) -> str:
+    before, after = _lines(old or b""), _lines(new or b"")
     names = ("/dev/null" if old is None else str(path), "/dev/null" if new is None else f"{path} (generated)")
     lines = list(difflib.unified_diff(before, after, *names))
     if len(lines) > SHOWN_DIFF_LINES:
         lines = [*lines[:SHOWN_DIFF_LINES], f"... {len(lines) - SHOWN_DIFF_LINES} more lines\n"]
     return "".join(lines)
+
+
+def _text(path: Path) -> str:
+    return _content(path).decode("utf-8", errors="replace").replace("\r\n", "\n")
+
+
+def _lines(content: bytes) -> list[str]:
+    """Lines with what a terminal does not show spelled out: bytes that are not UTF-8, carriage returns."""
+    text = content.decode("utf-8", errors="backslashreplace").replace("\r", "\\r")
+    return text.splitlines(keepends=True)
 
 
 def orphans(output: Path) -> tuple[tuple[Path, str], ...]:
@@ -80,7 +99,7 @@ def orphans(output: Path) -> tuple[tuple[Path, str], ...]:
         return ()
     found = []
     for directory in sorted(path for path in output.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        specs = {stamped_spec(path.read_text(encoding="utf-8", errors="replace")) for path in directory.glob("*.py")}
+        specs = {stamped_spec(_text(path)) for path in directory.glob("*.py")}
         found += [(directory, spec) for spec in sorted(specs - {""}) if not (output.parent / spec).is_file()]
     return tuple(found)
 
@@ -95,37 +114,38 @@ def write(package: Package, output: Path) -> bool:
     if target.is_dir() and not differences(package, output):
         return False
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{package.name}-", dir=output) as scratch:
-        fresh = Path(scratch, "fresh")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{package.name}-", dir=output))
+    fresh, aside = scratch / "fresh", scratch / "old"
+    try:
         for name, text in package.files.items():
             path = fresh / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        _swap(fresh, target, Path(scratch, "old"))
+            path.write_bytes(text.encode())
+        _swap(fresh, target, aside)
+    finally:
+        if target.exists() or not aside.exists():  # else an interrupted roll-back: the old package is kept in there
+            shutil.rmtree(scratch, ignore_errors=True)
     return True
 
 
 def _swap(fresh: Path, target: Path, aside: Path) -> None:
-    if not target.exists():
-        os.replace(fresh, target)
-        return
-    os.replace(target, aside)
+    """Put `fresh` in the place of `target`; whatever stops it, an interrupt too, the old one is put back."""
     try:
+        if target.exists():
+            os.replace(target, aside)
         os.replace(fresh, target)
-    except OSError:
-        os.replace(aside, target)
+    except BaseException:
+        if aside.exists() and not target.exists():
+            os.replace(aside, target)
         raise
-    shutil.rmtree(aside)
 
 
 def _refuse_foreign(target: Path) -> None:
+    if target.is_symlink():
+        raise ForeignFilesError(f"{target} is a symbolic link; remove it or choose another -o")
     if target.exists() and not target.is_dir():
         raise ForeignFilesError(f"{target} is in the way: it is not a directory")
-    foreign = [
-        name
-        for name, path in files_on_disk(target).items()
-        if not is_stamped(path.read_text(encoding="utf-8", errors="replace"))
-    ]
+    foreign = [name for name, path in files_on_disk(target).items() if not is_stamped(_text(path))]
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise ForeignFilesError(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
+from collections.abc import Iterable
 from functools import cache
 
 import sympy
@@ -21,13 +23,19 @@ _SPEC = re.compile(rf"^{MARK} \S+ from (.*) — do not edit$", re.MULTILINE)
 
 def stamp(filename: str, text: str, *, spec_path: str, spec_text: str, output: str) -> str:
     """`text` below its header. `spec_path` is relative to the directory that holds `output`, e.g. "generated"."""
-    destination = "" if output == "generated" else f" -o {output}"
     header = (
         f"{MARK} {__version__} from {spec_path} — do not edit\n"
-        f"# regenerate: kcpgen build {spec_path}{destination}\n"
+        f"# regenerate: {build_command([spec_path], output)}\n"
         f"# spec sha256 {_short(spec_text)}, template sha256 {template_digest(filename)}, sympy {sympy.__version__}\n"
     )
     return f"{header}\n{text.lstrip()}"
+
+
+def build_command(specs: Iterable[str], output: str) -> str:
+    """What to type into a shell to generate the packages of `specs` in `output`."""
+    paths = [f"./{spec}" if spec.startswith("-") else spec for spec in specs]
+    destination = [] if output == "generated" else ["-o", output]
+    return shlex.join(["kcpgen", "build", *paths, *destination])
 
 
 def is_stamped(text: str) -> bool:

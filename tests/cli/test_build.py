@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,7 +148,7 @@ def test_a_crash_while_writing_leaves_the_old_package(
     spec.write_text(spec.read_text(encoding="utf-8").replace("scale S[t]", "2 scale S[t]"), encoding="utf-8")
     replace, calls = os.replace, []
 
-    def broken(source: object, target: object) -> None:
+    def broken(source: Path, target: Path) -> None:
         calls.append(target)
         if len(calls) == 2:  # the old package is aside, the new one not yet there
             raise OSError(28, "No space left on device")
@@ -159,6 +160,123 @@ def test_a_crash_while_writing_leaves_the_old_package(
     assert "No space left on device" in result.stderr
     assert tree(built) == before
     assert os.listdir(project / "generated") == ["my"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("stopped", [1, 2])
+def test_an_interrupt_between_any_two_steps_leaves_a_whole_package(
+    built: Path, project: Path, kcpgen: Command, monkeypatch: pytest.MonkeyPatch, stopped: int, when: str
+) -> None:
+    before = tree(built)
+    spec = project / "my.kcp"
+    spec.write_text(spec.read_text(encoding="utf-8").replace("scale S[t]", "2 scale S[t]"), encoding="utf-8")
+    replace, calls = os.replace, []
+
+    def interrupted(source: Path, target: Path) -> None:
+        calls.append(target)
+        if when == "after" or len(calls) != stopped:
+            replace(source, target)
+        if len(calls) == stopped:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    assert kcpgen("build", "my.kcp").exit_code == 1
+    assert (tree(built) == before) == ((stopped, when) != (2, "after"))
+    assert os.listdir(project / "generated") == ["my"]
+    assert {"__init__.py", "eager.py"} <= set(tree(built))
+
+
+def test_a_roll_back_that_is_interrupted_too_loses_nothing(
+    built: Path, project: Path, kcpgen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(built)
+    spec = project / "my.kcp"
+    spec.write_text(spec.read_text(encoding="utf-8").replace("scale S[t]", "2 scale S[t]"), encoding="utf-8")
+    replace, calls = os.replace, []
+
+    def interrupted(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    assert kcpgen("build", "my.kcp").exit_code == 1
+    (kept,) = (project / "generated").glob(".my-*/old")
+    assert tree(kept) == before
+
+
+def test_check_compares_bytes(built: Path, kcpgen: Command) -> None:
+    path = built / "naive.py"
+    fresh = path.read_bytes()
+    for changed, shown in (
+        (fresh.replace(b"\n", b"\r\n"), "\\r"),
+        (fresh + b"# \xff\n", "\\xff"),
+        (fresh[:-1], "naive"),
+    ):
+        path.write_bytes(changed)
+        result = kcpgen("build", "--check", "my.kcp")
+        assert result.exit_code == 1
+        assert "generated/my/naive.py: changed" in result.stdout
+        assert shown in result.stdout
+        assert kcpgen("build", "my.kcp").exit_code == 0
+        assert path.read_bytes() == fresh
+
+
+def test_only_pythons_own_files_in_its_cache_are_dropped(built: Path, project: Path, kcpgen: Command) -> None:
+    cache = built / "__pycache__"
+    cache.mkdir()
+    for name in ("naive.cpython-312.pyc", "naive.cpython-312.pyc.140234"):
+        (cache / name).write_bytes(b"\x00")
+    assert kcpgen("build", "--check", "my.kcp").exit_code == 0
+    (cache / "notes.txt").write_text("irreplaceable", encoding="utf-8")
+    (built / "naive.py").unlink()
+    assert "__pycache__/notes.txt: extra" in kcpgen("build", "--check", "my.kcp").stdout
+    assert "__pycache__/notes.txt" in kcpgen("build", "my.kcp").stderr
+    (cache / "notes.txt").unlink()
+    assert kcpgen("build", "my.kcp").exit_code == 0
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_in_the_place_of_a_package_is_refused(project: Path, kcpgen: Command, exists: bool) -> None:
+    elsewhere, link = project / "elsewhere", project / "generated" / "my"
+    if exists:
+        elsewhere.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(elsewhere)
+    result = kcpgen("build", "my.kcp")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: generated/my is a symbolic link; remove it or choose another -o\n",
+    )
+    assert link.is_symlink()
+    assert elsewhere.exists() == exists
+
+
+@pytest.mark.parametrize("name", ["naive.py", "more.py"])
+def test_a_link_to_nowhere_inside_is_seen_and_never_replaced(built: Path, kcpgen: Command, name: str) -> None:
+    (built / name).unlink(missing_ok=True)
+    (built / name).symlink_to("nowhere")
+    result = kcpgen("build", "--check", "my.kcp")
+    assert result.exit_code == 1
+    assert f"generated/my/{name}: " in result.stdout
+    assert name in kcpgen("build", "my.kcp").stderr
+    assert (built / name).is_symlink()
+
+
+@pytest.mark.parametrize("name", ["a b; rm -r x.kcp", "-my.kcp", "it's.kcp"])
+def test_commands_are_quoted_for_a_shell(project: Path, kcpgen: Command, name: str) -> None:
+    (project / "my.kcp").rename(project / name)
+    assert kcpgen("build", "-o", "o p", "--", name).exit_code == 0
+    stamped = (project / "o p" / "my" / "naive.py").read_text(encoding="utf-8").splitlines()[1]
+    (project / "o p" / "my" / "naive.py").unlink()
+    told = kcpgen("build", "--check", "-o", "o p", "--", name).stdout.splitlines()[-1]
+    for line in (stamped, told):
+        program, *words = shlex.split(line.partition(": ")[2])
+        assert program == "kcpgen"
+        assert words[1:] == [f"./{name}" if name.startswith("-") else name, "-o", "o p"]
+    assert kcpgen(*words).exit_code == 0
 
 
 def test_another_output_directory_is_named_in_the_stamp(project: Path, kcpgen: Command) -> None:
