@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from keyword import iskeyword

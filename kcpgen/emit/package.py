@@ -38,7 +38,7 @@ class Difference:
 
     path: Path
     kind: str  # "changed", "missing" or "extra"
-    diff: str
+    diff: str  # of a changed file; one that is missing or extra would only be shown whole
 
 
 def files_on_disk(directory: Path) -> dict[str, Path]:
@@ -71,13 +71,11 @@ def _compare(package: Package, directory: Path, present: Mapping[str, Path]) -> 
         new = package.files[name].encode() if name in package.files else None
         if old != new:
             kind = "missing" if old is None else "extra" if new is None else "changed"
-            yield Difference(path=path, kind=kind, diff=_unified(path, old, new))
+            yield Difference(path=path, kind=kind, diff="" if old is None or new is None else _unified(path, old, new))
 
 
-def _unified(path: Path, old: bytes | None, new: bytes | None) -> str:
-    before, after = _lines(old or b""), _lines(new or b"")
-    names = ("/dev/null" if old is None else str(path), "/dev/null" if new is None else f"{path} (generated)")
-    lines = list(difflib.unified_diff(before, after, *names))
+def _unified(path: Path, old: bytes, new: bytes) -> str:
+    lines = list(difflib.unified_diff(_lines(old), _lines(new), str(path), f"{path} (generated)"))
     if len(lines) > SHOWN_DIFF_LINES:
         lines = [*lines[:SHOWN_DIFF_LINES], f"... {len(lines) - SHOWN_DIFF_LINES} more lines\n"]
     return "".join(lines)

@@ -83,7 +83,12 @@ def test_check_finds_a_package_whose_spec_is_gone(built: Path, project: Path, kc
 
 
 def test_check_writes_nothing(project: Path, kcpgen: Command) -> None:
-    assert kcpgen("build", "--check", "my.kcp").exit_code == 1
+    result = kcpgen("build", "--check", "my.kcp")
+    assert result.exit_code == 1
+    *files, fix = result.stdout.splitlines()
+    assert "generated/my/naive.py: missing" in files
+    assert all(line.endswith(": missing") for line in files)
+    assert fix == "not as generated; fix with: kcpgen build my.kcp"
     assert os.listdir(project) == ["my.kcp"]
 
 
@@ -284,3 +289,12 @@ def test_another_output_directory_is_named_in_the_stamp(project: Path, kcpgen: C
     lines = (project / "my_ops" / "my" / "naive.py").read_text(encoding="utf-8").splitlines()
     assert lines[0].endswith("from my.kcp — do not edit")
     assert lines[1] == "# regenerate: kcpgen build my.kcp -o my_ops"
+
+
+@pytest.mark.parametrize(("output", "warned"), [("my-ops", True), ("class", True), ("my_ops", False), (".", False)])
+def test_a_directory_that_cannot_be_imported_is_warned_of(
+    project: Path, kcpgen: Command, output: str, warned: bool
+) -> None:
+    result = kcpgen("build", "my.kcp", "-o", output)
+    assert result.exit_code == 0
+    assert (f"warning: {output!r} is no name of a Python package" in result.stderr) is warned

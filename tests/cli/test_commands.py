@@ -19,8 +19,8 @@ from kcpgen.derivation.chunk_form import ChunkForm
 Command = Callable[..., Result]
 
 
-def module(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kcpgen", *arguments]
+def module(*arguments: str, name: str = "kcpgen") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", name, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -37,6 +37,7 @@ def test_it_runs_as_a_module() -> None:
     ran = module("--version")
     assert ran.stdout == f"kcpgen, version {__version__}\n"
     assert time.monotonic() - began < 10
+    assert module("--version", name="kcpgen.cli").stdout == ran.stdout
 
 
 @pytest.mark.parametrize("command", ["build", "derive", "verify"])

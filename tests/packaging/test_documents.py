@@ -34,6 +34,20 @@ def test_the_demo_runs(root: Path) -> None:
     assert "dinitial_state" in ran.stdout
 
 
+def test_the_demo_fails_where_a_bound_is_missed(root: Path, tmp_path: Path) -> None:
+    demo = (root / "examples" / "demo.py").read_text(encoding="utf-8")
+    assert "return 1e-4" in demo
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "demo.py").write_text(
+        demo.replace("return 1e-4", "return 1e-9").replace("torch.cuda.is_available()", "False"), encoding="utf-8"
+    )
+    (tmp_path / "generated").symlink_to(root / "generated")
+    command = [sys.executable, str(tmp_path / "examples" / "demo.py")]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("too far from the reference: ")
+
+
 @pytest.mark.parametrize("document", ["README.md", "docs/add_an_op.md"])
 def test_links_lead_somewhere(root: Path, document: str) -> None:
     page = root / document
