@@ -180,11 +180,8 @@ def _solve_together(plan: KernelPlan) -> list[str]:
     grow by a factor per token where the product of all erases is a contraction.
     """
     erasing = plan.erasing
-    lines = [
-        f"T_{i}_{e} = " + ("tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)" if i == e else "tl.zeros((C, C), tl.float32)")
-        for i in erasing
-        for e in erasing
-    ]
+    identity, zero = "tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)", "tl.zeros((C, C), tl.float32)"
+    lines = [f"T_{i}_{e} = {identity if i == e else zero}" for i in erasing for e in erasing]
     body = ["owned = same_level(rows, rows, level)"]
     body += [f"across_{a}_{b} = tl.where(owned, L_{a}_{b}, 0.0)" for a in erasing for b in erasing]
     for i in erasing:
