@@ -11,6 +11,7 @@ GATES = ("zero", "mixed", "heads", "reset", "spikes")
 SIZES = (60, 64, 100, 128, 256)
 LENGTHS = (1, 63, 64, 65, 1000, 2048)
 EMPTY_ENDS = (0, 0, 1, 64, 64, 129, 150, 150)  # sequences of no tokens at the start, in the middle and at the end
+FEW_ENDS = (0, 0, 1, 1, 34, 34)  # likewise, in what an interpreter gets through in a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +66,19 @@ def exact_cases(op: Op, quick: bool) -> tuple[Case, ...]:
 def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
     """Small shapes for Triton's interpreter, mostly in fp32, where a fault is not mistaken for rounding."""
     base = Case(label="", backend="triton", dtype="float32", tokens=33, key_width=16, value_width=16)
+    one = replace(base, heads=1, value_heads=1)
     cases = (
         replace(base, label="T=33"),
         replace(base, label="K=20 V=12 T=70", tokens=70, key_width=20, value_width=12),
         replace(base, label="bf16", tokens=70, dtype="bfloat16", key_width=32, value_width=32),
-        replace(base, label="fp16", dtype="float16"),
-        replace(base, label="T=1", tokens=1),
     )
-    return cases[:3] if quick else (*cases, *_corners(op, base))
+    few = (
+        replace(one, label="packed, empty sequences", offsets=FEW_ENDS, tokens=FEW_ENDS[-1]),
+        replace(one, label="HV=2H", value_heads=2),
+        replace(one, label="repeated keys", tokens=64, keys="repeated"),
+    )
+    more = (replace(base, label="fp16", dtype="float16"), replace(base, label="T=1", tokens=1))
+    return (*cases, *few) if quick else (*cases, *more, *_corners(op, base))
 
 
 def gpu_cases(op: Op, quick: bool) -> tuple[Case, ...]:

@@ -1,14 +1,16 @@
 """Random inputs of any op, made from what its description says of each tensor.
 
 A recurrence is only worth comparing where it is stable, so erases are drawn to contract the state: a vector that erases
-and another that writes in the same term are aligned, with the sign that shrinks the state.
+and another that writes in the same term are aligned, with the sign that shrinks the state. "Repeated" keys are the
+hardest of these: every vector over the key axis nearly along one direction, erased as strongly as the op bears, up to
+the reflection that twice its share is.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +20,12 @@ from kcpgen.verify.cases import Case
 from kcpgen.verify.op import Op
 
 STRONG = -20.0
+Strength = tuple[float, float]
+# How strong "repeated" erases are, by scalars and by vectors that only erase: the first with which no state grows.
+STRENGTHS: tuple[Strength, ...] = ((2.0, 2.0), (2.0, 1.0), (1.0, 2.0), (1.0, 1.0), (0.5, 0.5), (0.25, 0.25))
+
+
+TRIAL = Case(label="sign", backend="naive", tokens=16, heads=1, value_heads=1, key_width=8, value_width=8, gates="zero")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,8 @@ def make_inputs(op: Op, case: Case, device: str) -> Inputs:
 
     In float64 if the case is.
     """
-    draw = _Draw(op, case, contracting_signs(op))
+    signs = contracting_signs(op)
+    draw = _Draw(op, case, signs, bearable_strength(op, signs) if case.keys == "repeated" else (1.0, 1.0))
     data = getattr(torch, case.dtype)
     precise = torch.float64 if data == torch.float64 else torch.float32
 
@@ -85,14 +94,16 @@ def in_float64(inputs: Inputs, perturbed: float = 0.0) -> Inputs:
 
 
 class _Draw:
-    """float64 random tensors of one case, from a seed of its own."""
+    """float64 random tensors of one case, from a seed of its own. `strength` scales erases, see `STRENGTHS`."""
 
-    def __init__(self, op: Op, case: Case, signs: Mapping[str, float]) -> None:
+    def __init__(self, op: Op, case: Case, signs: Mapping[str, float], strength: Strength = (1.0, 1.0)) -> None:
         self.op = op
         self.case = case
         self.signs = signs
+        self.scalars, self.erases = strength
         self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op.name} {case.label}".encode()))
         self.rewritten = op.rewritten(case.keywords)
+        self.direction = self._normal("B K")[:, None, None]
 
     def tokens(self) -> dict[str, Tensor]:
         drawn = {name: self._token(name) for name in self.op.signature.inputs}
@@ -117,13 +128,17 @@ class _Draw:
         if name in self.op.description.log_decays:
             return self._log_decay(raw, name)
         if self.op.is_scalar(name):
-            return torch.sigmoid(raw + (4.0 if self.case.keys == "repeated" else 0.0))
+            return self._share(raw, self.scalars)
         return self._key(raw) if self.op.axis(name) == "K" else raw
 
+    def _share(self, raw: Tensor, strength: float) -> Tensor:
+        """In (0, 1); "repeated": in (0, strength), nearly all of it."""
+        return strength * torch.sigmoid(raw + 4.0) if self.case.keys == "repeated" else torch.sigmoid(raw)
+
     def _key(self, raw: Tensor) -> Tensor:
-        """Unit vectors; "repeated": one direction for all tokens of a head, each 2 % away from it."""
+        """Unit vectors; "repeated": one direction for all tokens, heads and inputs of a row, each 2 % away from it."""
         if self.case.keys == "repeated":
-            raw = raw[:, :1] + 0.02 * raw
+            raw = self.direction + 0.02 * raw
         return normalize(raw, dim=-1)
 
     def _log_decay(self, raw: Tensor, name: str) -> Tensor:
@@ -156,10 +171,13 @@ class _Draw:
             if not shared:
                 drawn[name] = self.signs.get(name, 1.0) * self._weakened(_as_heads(drawn[writers[0]], drawn[name]))
             elif name not in self.rewritten and name not in written:
-                drawn[name] = torch.sigmoid(self._normal(self.op.signature.inputs[name]))
+                drawn[name] = self._share(self._normal(self.op.signature.inputs[name]), self.erases)
 
     def _weakened(self, keys: Tensor) -> Tensor:
-        return keys * torch.rand((*keys.shape[:3], 1), generator=self.generator, dtype=torch.float64)
+        shape = (*keys.shape[:3], 1)
+        if self.case.keys == "repeated":
+            return keys * self._share(torch.randn(shape, generator=self.generator, dtype=torch.float64), self.erases)
+        return keys * torch.rand(shape, generator=self.generator, dtype=torch.float64)
 
     def _normal(self, letters: str) -> Tensor:
         case = self.case
@@ -180,12 +198,20 @@ def contracting_signs(op: Op) -> dict[str, float]:
     return signs
 
 
-def _decayed_norm(op: Op, signs: Mapping[str, float]) -> float:
-    """Norm of what a few tokens leave of a state when nothing decays and no value is written."""
-    case = Case(
-        label="sign", backend="naive", tokens=16, heads=1, value_heads=1, key_width=8, value_width=8, gates="zero"
-    )
-    draw = _Draw(op, case, signs)
+def bearable_strength(op: Op, signs: Mapping[str, float]) -> Strength:
+    """The first of `STRENGTHS` with which "repeated" keys do not make a state grow. Found by trying, like the signs.
+
+    One reflection, or a product of several, is an isometry and bears 2; a sum of two erases bears 1.
+    """
+    case = replace(TRIAL, keys="repeated", tokens=64)
+    start = float(_Draw(op, case, signs).state().norm())
+    borne = (strength for strength in STRENGTHS if _decayed_norm(op, signs, case, strength) < 1.05 * start)
+    return next(borne, STRENGTHS[-1])
+
+
+def _decayed_norm(op: Op, signs: Mapping[str, float], case: Case = TRIAL, strength: Strength = (1.0, 1.0)) -> float:
+    """Norm of what the tokens of `case` leave of a state when nothing decays and no value is written."""
+    draw = _Draw(op, case, signs, strength)
     silent = {name: torch.zeros_like(x) if op.axis(name) == "V" else x for name, x in draw.tokens().items()}
     _, state = op.naive(**silent, **draw.params(), initial_state=draw.state(), output_final_state=True)
     assert state is not None
