@@ -75,7 +75,7 @@ def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
     few = (
         replace(one, label="packed, empty sequences", offsets=FEW_ENDS, tokens=FEW_ENDS[-1]),
         replace(one, label="HV=2H", value_heads=2),
-        replace(one, label="repeated keys", tokens=64, keys="repeated"),
+        replace(one, label="repeated keys", tokens=64, keys="repeated", gates="zero"),
     )
     more = (replace(base, label="fp16", dtype="float16"), replace(base, label="T=1", tokens=1))
     return (*cases, *few) if quick else (*cases, *more, *_corners(op, base))
@@ -118,7 +118,7 @@ def _corners(op: Op, base: Case) -> Iterator[Case]:
     if op.description.log_decays:
         for gates in GATES:
             yield replace(base, label=f"gates: {gates}", gates=gates)
-    yield replace(base, label="repeated keys", keys="repeated")
+    yield replace(base, label="repeated keys", keys="repeated", gates="zero")
 
 
 def option_keywords(op: Op) -> Iterator[tuple[str, Mapping[str, bool | float]]]:

@@ -103,7 +103,7 @@ class _Draw:
         self.scalars, self.erases = strength
         self.generator = torch.Generator().manual_seed(zlib.crc32(f"{op.name} {case.label}".encode()))
         self.rewritten = op.rewritten(case.keywords)
-        self.direction = self._normal("B K")[:, None, None]
+        self.direction = self._normal("B K")[:, None, None] if case.keys == "repeated" else torch.zeros(())
 
     def tokens(self) -> dict[str, Tensor]:
         drawn = {name: self._token(name) for name in self.op.signature.inputs}
@@ -204,18 +204,18 @@ def bearable_strength(op: Op, signs: Mapping[str, float]) -> Strength:
     One reflection, or a product of several, is an isometry and bears 2; a sum of two erases bears 1.
     """
     case = replace(TRIAL, keys="repeated", tokens=64)
-    start = float(_Draw(op, case, signs).state().norm())
-    borne = (strength for strength in STRENGTHS if _decayed_norm(op, signs, case, strength) < 1.05 * start)
+    borne = (strength for strength in STRENGTHS if _decayed_norm(op, signs, case, strength) < 1.05)
     return next(borne, STRENGTHS[-1])
 
 
 def _decayed_norm(op: Op, signs: Mapping[str, float], case: Case = TRIAL, strength: Strength = (1.0, 1.0)) -> float:
-    """Norm of what the tokens of `case` leave of a state when nothing decays and no value is written."""
+    """Share of a state's norm that the tokens of `case` leave when nothing decays and no value is written."""
     draw = _Draw(op, case, signs, strength)
+    start = draw.state()
     silent = {name: torch.zeros_like(x) if op.axis(name) == "V" else x for name, x in draw.tokens().items()}
-    _, state = op.naive(**silent, **draw.params(), initial_state=draw.state(), output_final_state=True)
+    _, state = op.naive(**silent, **draw.params(), initial_state=start, output_final_state=True)
     assert state is not None
-    return float(state.norm())
+    return float(state.norm() / start.norm())
 
 
 def _as_heads(x: Tensor, like: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from kcpgen.emit.package import write
 from kcpgen.verify.cases import Case, exact_cases
 from kcpgen.verify.command import run
 from kcpgen.verify.compare import DATA, EXACT, SENSITIVE, bound_of, compare, relative_rms
-from kcpgen.verify.inputs import contracting_signs, in_float64, make_inputs
+from kcpgen.verify.inputs import bearable_strength, contracting_signs, in_float64, make_inputs
 from kcpgen.verify.op import Op, load_op
 
 SPEC = """\
@@ -83,6 +84,42 @@ def test_erases_contract_the_state(op: Op) -> None:
     a, b = inputs.tokens["a"], inputs.tokens["b"]
     assert ((a * b).sum(-1) <= 0).all()
     assert (inputs.tokens["c"] > 0).all()
+
+
+def test_repeated_keys_are_one_direction_in_whatever_erases_or_writes(op: Op) -> None:
+    tokens = make_inputs(op, replace(SMALL, keys="repeated"), "cpu").tokens
+    one = tokens["k"][:, :1, :1]
+    for name, sign in (("k", 1), ("b", 1), ("a", -1)):
+        cosines = torch.cosine_similarity(sign * tokens[name], one, dim=-1)
+        assert cosines.min() > 0.98
+    assert tokens["x"].mean() > 1.9
+    assert 0.9 < tokens["c"].mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("erases", "borne"),
+    [
+        ("I", (2.0, 2.0)),
+        ("I - x[t] k[t] k[t]^T", (2.0, 2.0)),
+        ("(I - x[t] k[t] k[t]^T) (I - y[t] b[t] b[t]^T)", (2.0, 2.0)),
+        ("I - x[t] k[t] b[t]^T", (2.0, 1.0)),
+        ("I - x[t] k[t] k[t]^T - y[t] b[t] b[t]^T", (1.0, 2.0)),
+        ("I - b[t] k[t]^T - k[t] b[t]^T - x[t] k[t] k[t]^T", (0.5, 0.5)),
+    ],
+)
+def test_erases_are_as_strong_as_a_state_bears(erases: str, borne: tuple[float, float], tmp_path: Path) -> None:
+    name = f"strong_{zlib.crc32(erases.encode()):x}"  # an op is imported under its name, once a process
+    declared = "".join(
+        f"token {n} : {s}\n" for n, s in {"b": "[H, K]", "x": "[HV]", "y": "[HV]"}.items() if f"{n}[t]" in erases
+    )
+    text = f"op {name}\ntoken q, k : [H, K]\ntoken v : [HV, V]\n{declared}state S : [HV, K, V]\n"
+    spec = tmp_path / "probe.kcp"
+    spec.write_text(f"{text}S[t] = ({erases}) S[t-1] + k[t] v[t]^T\no[t] = scale S[t]^T q[t]\n", encoding="utf-8")
+    write(compile_spec(spec, tmp_path / "generated"), tmp_path / "generated")
+    op = load_op(tmp_path / "generated" / name)
+    assert bearable_strength(op, contracting_signs(op)) == borne
+    repeated = replace(SMALL, keys="repeated", tokens=70)
+    assert compare(op, repeated, "cpu").ok
 
 
 def test_a_case_draws_the_same_numbers_every_time(op: Op) -> None:
