@@ -95,6 +95,12 @@ class KernelPlan:
         return frozenset(name for name in names(expr) if name not in inside).union(*below)
 
     @property
+    def halves(self) -> bool:
+        """Whether a state enters its own correction in two 16-bit parts, which takes registers and shared memory of its
+        own: a second term's operands leave no room for it at K = 256."""
+        return len(self.values) == 1
+
+    @property
     def exclusive(self) -> bool:
         """Whether some erase reads the state before its token's decay."""
         return any(row.exclusive for row in self.erase.values())

@@ -66,7 +66,7 @@ def gradients_kernel(
     BOUNDED: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, dU_1_rest_ptr, T_1_1_ptr, T_1_1_rest_ptr, L_1_0_ptr,
+    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, T_1_1_ptr, T_1_1_rest_ptr, L_1_0_ptr,
     d_q_ptr, d_k_ptr, d_v_ptr, d_a_ptr, d_b_ptr, d_gk_ptr,
     work_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
@@ -116,12 +116,7 @@ def gradients_kernel(
         U_1 = tl.load(U_1_ptr + value_tile)
         dU_0 = tl.load(dU_0_ptr + value_tile)
         dU_1 = tl.load(dU_1_ptr + value_tile)
-        dU_1_rest = tl.load(dU_1_rest_ptr + value_tile)
-        dR_1 = (
-            dot(tl.trans(T_1_1), dU_1, PRECISION)
-            + dot(tl.trans(T_1_1_rest), dU_1, PRECISION)
-            + dot(tl.trans(T_1_1), dU_1_rest, PRECISION)
-        )
+        dR_1 = dot(tl.trans(T_1_1), dU_1, PRECISION) + dot(tl.trans(T_1_1_rest), dU_1, PRECISION)
         dR_1_low = dR_1.to(LOW)
         tl.store(dU_1_ptr + value_tile, dR_1_low)
         dL_1_0 += dot(dR_1_low, tl.trans(U_0), PRECISION)
@@ -337,8 +332,8 @@ def gradients(
         bounded,
         do, *do.stride()[:3],
         states, state_gradients,
-        prepared.U0_0, corrected[0], corrected_gradients[0], corrected_gradients[1], corrected_gradients[2],
-        prepared.T_1_1, prepared.T_1_1_rest, prepared.L_1_0,
+        prepared.U0_0, corrected[0], corrected_gradients[0], corrected_gradients[1], prepared.T_1_1,
+        prepared.T_1_1_rest, prepared.L_1_0,
         d_q, d_k, d_v, d_a, d_b, d_gk,
         work, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

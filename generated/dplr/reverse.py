@@ -20,7 +20,7 @@ import triton.language as tl
 
 from kcpgen.runtime.launch import ScanTiles, tile_descriptor
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import dot, dot_two
+from kcpgen.runtime.ops import dot
 
 from .prepare import Prepared
 
@@ -30,7 +30,7 @@ def reverse_kernel(
     q_in, w_out_0, w_out_1, W_1, A_0, A_1,
     decay_out_ptr,
     do_ptr, do_batch_stride, do_token_stride, do_head_stride,
-    state_gradients, dU_0, dU_1, dU_1_rest,
+    state_gradients, dU_0, dU_1,
     final_state_gradient_ptr, initial_state_gradient_ptr, sequences_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -70,21 +70,14 @@ def reverse_kernel(
         source = batch * do_batch_stride + token[:, None] * do_token_stride + head * do_head_stride + values[None, :]
         dO_tile = tl.load(do_ptr + source, mask=inside, other=0.0).to(q_in_tile.dtype)
         dS_next_T_low = dS_next_T.to(q_in_tile.dtype)
-        dS_next_T_rest = (dS_next_T - dS_next_T_low.to(tl.float32)).to(q_in_tile.dtype)
-        dU_0_T = dot(tl.trans(dO_tile), A_0_tile, PRECISION) + dot_two(
-            dS_next_T_low, dS_next_T_rest, tl.trans(w_out_0_tile), PRECISION
-        )
+        dU_0_T = dot(tl.trans(dO_tile), A_0_tile, PRECISION) + dot(dS_next_T_low, tl.trans(w_out_0_tile), PRECISION)
         dU_0_T_low = dU_0_T.to(q_in_tile.dtype)
-        dU_1_T = dot(tl.trans(dO_tile), A_1_tile, PRECISION) + dot_two(
-            dS_next_T_low, dS_next_T_rest, tl.trans(w_out_1_tile), PRECISION
-        )
+        dU_1_T = dot(tl.trans(dO_tile), A_1_tile, PRECISION) + dot(dS_next_T_low, tl.trans(w_out_1_tile), PRECISION)
         dU_1_T_low = dU_1_T.to(q_in_tile.dtype)
         if STORE_GRADIENTS:
             state_gradients.store([at * VP + block, 0], dS_next_T_low)
             dU_0.store([at * C, block], tl.trans(dU_0_T_low))
             dU_1.store([at * C, block], tl.trans(dU_1_T_low))
-            dU_1_T_rest = (dU_1_T - dU_1_T_low.to(tl.float32)).to(q_in_tile.dtype)
-            dU_1_rest.store([at * C, block], tl.trans(dU_1_T_rest))
         dS_next_T = (
             dS_next_T * decay_out[None, :]
             + dot(tl.trans(dO_tile), q_in_tile, PRECISION)
@@ -112,7 +105,7 @@ def reverse(
     if into is None:
         into = (
             prepared.q_in.new_empty(layout.chunk_count, prepared.heads, prepared.value_width, prepared.key_width),
-            tuple(torch.empty_like(prepared.U0_0) for _ in range(3)),
+            tuple(torch.empty_like(prepared.U0_0) for _ in range(2)),
         )
     state_gradients, gradients = into
     _launch(prepared, layout, tiles, do, state_gradients, gradients, final_state_gradient, initial_state_gradient)
@@ -128,7 +121,7 @@ def reverse_summary(
     initial_state_gradient: torch.Tensor,
 ) -> None:
     """Only what reaches the entering states [N, HV, K, V] when nothing arrives from behind; done as in `reverse`."""
-    _launch(prepared, layout, tiles, do, None, (None,) * 3, None, initial_state_gradient)
+    _launch(prepared, layout, tiles, do, None, (None,) * 2, None, initial_state_gradient)
 
 
 def _launch(

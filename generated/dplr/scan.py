@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kcpgen.runtime.launch import ScanTiles, tile_descriptor
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import dot, dot_two
+from kcpgen.runtime.ops import dot
 
 from .prepare import Prepared
 
@@ -66,9 +66,8 @@ def scan_kernel(
         U0_1_tile = U0_1.load([at * C, block])
         decay_out = tl.load(decay_out_ptr + at * KP + keys)
         S_T_low = S_T.to(q_in_tile.dtype)
-        S_T_rest = (S_T - S_T_low.to(tl.float32)).to(q_in_tile.dtype)
         U_0_T_low = tl.trans(U0_0_tile)
-        U_1_T = tl.trans(U0_1_tile).to(tl.float32) + dot_two(S_T_low, S_T_rest, tl.trans(W_1_tile), PRECISION)
+        U_1_T = tl.trans(U0_1_tile).to(tl.float32) + dot(S_T_low, tl.trans(W_1_tile), PRECISION)
         U_1_T_low = U_1_T.to(q_in_tile.dtype)
         if STORE_STATES:
             states.store([at * VP + block, 0], S_T_low)

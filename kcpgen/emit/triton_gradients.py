@@ -101,14 +101,14 @@ def _chunk_operands(plan: KernelPlan) -> list[str]:
 
 def _per_token_operands(plan: KernelPlan) -> list[str]:
     """What the serial kernels left: corrected values and their gradients, those of a solve in two parts."""
-    rests = [f"dU_{e}_rest" for e in plan.erasing]
+    rests = [f"dU_{e}_rest" for e in plan.erasing if plan.halves]
     return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
 
 
 def _launch_operands(plan: KernelPlan) -> list[str]:
     order = list(plan.erasing)
     corrected = [f"corrected[{order.index(j)}]" if j in order else f"prepared.U0_{j}" for j in plan.terms]
-    gradients = [f"corrected_gradients[{i}]" for i in range(len(plan.terms) + len(order))]
+    gradients = [f"corrected_gradients[{i}]" for i in range(len(_per_token_operands(plan)) - len(plan.terms))]
     prepared = _chunk_operands(plan)[len(_per_token_operands(plan)) :]
     return [*corrected, *gradients, *(f"prepared.{name}" for name in prepared)]
 
@@ -150,7 +150,7 @@ def _early(plan: KernelPlan) -> list[str]:
 
 def _printer(plan: KernelPlan) -> BlockPrinter:
     return BlockPrinter(
-        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T", "dU"})
+        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T", "dU"} if plan.halves else {"T"})
     )
 
 
@@ -161,7 +161,7 @@ def _corrected_values(plan: KernelPlan) -> Iterator[str]:
 def _solve(plan: KernelPlan) -> Iterator[str]:
     """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
     yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
-    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing)
+    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing if plan.halves)
     for e in plan.form.gradients:
         if e.target.name == "dR":
             yield from _printer(plan).corrected(e, "LOW")

@@ -21,7 +21,7 @@ def emit_scan(plan: KernelPlan) -> str:
         **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
         corrected=[f"U_{i}" for i in plan.erasing],
-        correct=_corrected(replace(out, kept_whole=frozenset({"S"})), equations, "U"),
+        correct=_corrected(_in_halves(plan, out, "S"), equations, "U"),
         output=_assigned(out, equations, "O"),
         advance=_assigned(out, equations, "S_next"),
     )
@@ -37,8 +37,8 @@ def emit_reverse(plan: KernelPlan) -> str:
         **operands,
         equations=[math(e) for e in equations],
         gradients=[f"dU_{j}" for j in plan.terms],
-        solved=[f"dU_{e}" for e in plan.erasing],
-        correct=_corrected(replace(out, kept_whole=frozenset({"dS_next"})), equations, "dU"),
+        solved=[f"dU_{e}" for e in plan.erasing if plan.halves],
+        correct=_corrected(_in_halves(plan, out, "dS_next"), equations, "dU"),
         advance=_assigned(out, equations, "dS"),
     )
 
@@ -67,6 +67,10 @@ def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, Value]:
         "decay_operand": decay,
         "decay_load": [f"{d} = tl.load({d}_ptr + at{' * KP + keys' if plan.decay_axis else ''})" for d in decay],
     }
+
+
+def _in_halves(plan: KernelPlan, out: BlockPrinter, state: str) -> BlockPrinter:
+    return replace(out, kept_whole=frozenset({state})) if plan.halves else out
 
 
 def _corrected(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:
