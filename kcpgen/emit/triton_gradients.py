@@ -150,7 +150,10 @@ def _early(plan: KernelPlan) -> list[str]:
 
 def _printer(plan: KernelPlan) -> BlockPrinter:
     return BlockPrinter(
-        accumulators=frozenset({"dR"}), rename={}, turned=frozenset({"S", "dS_next"}), in_two=frozenset({"T", "dU"} if plan.halves else {"T"})
+        accumulators=frozenset({"dR"}),
+        rename={},
+        turned=frozenset({"S", "dS_next"}),
+        in_two=frozenset({"T", "dU"} if plan.halves else {"T"}),
     )
 
 
