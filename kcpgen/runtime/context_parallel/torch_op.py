@@ -6,6 +6,7 @@ identity, less what it does to zero. Backward runs it again, under autograd, fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,12 +106,14 @@ class TorchForward(_TorchOp):
     def _transition(self, sequence: int, out: Tensor) -> None:
         sequences = range(sequence, sequence + 1)
         external = self._final(sequences, None)
+        size = _power_of_two(external)
         if self.kind != "dense":
-            carried = self._final(sequences, torch.ones_like(external)) - external
+            carried = (self._final(sequences, torch.full_like(external, size)) - external) / size
             out.copy_(carried[0, :, :, 0] if self.kind == "diagonal" else carried[0, :, 0, 0])
             return
         for columns, basis in self._identity(external):
-            out[..., columns] = (self._final(sequences, basis) - external)[0, :, :, : columns.stop - columns.start]
+            carried = (self._final(sequences, size * basis) - external) / size
+            out[..., columns] = carried[0, :, :, : columns.stop - columns.start]
 
     def _identity(self, like: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """The K columns of the identity, V at a time, as states."""
@@ -120,6 +123,13 @@ class TorchForward(_TorchOp):
             basis = torch.zeros_like(like)
             basis[..., : columns.stop - start] = identity[:, columns]
             yield columns, basis
+
+
+def _power_of_two(x: Tensor) -> float:
+    """About the largest element of x, at least 1: what M is applied to has this size, so that taking x away again costs
+    no digits however large the values are."""
+    largest = float(x.detach().abs().amax()) if x.numel() else 1.0
+    return 2.0 ** max(0, math.frexp(largest)[1]) if math.isfinite(largest) else 1.0
 
 
 class TorchBackward(_TorchOp):
