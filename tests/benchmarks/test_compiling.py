@@ -164,7 +164,8 @@ def test_worker_processes_return_what_went_wrong_and_end_when_told() -> None:
     worked = [process.pid for process in multiprocessing.active_children()]
     outcomes, missed = workers.run([job], 0.0)
     assert (outcomes, missed) == ([], [job])
-    assert worked and all(_ends(pid) for pid in worked)
+    assert worked
+    assert all(_ends(pid) for pid in worked)
 
 
 def _ends(pid: int | None) -> bool:
