@@ -66,7 +66,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
         forward_floor=_floor(inputs + output, flops, device, sizes),
         training_floor=_floor(3 * inputs + 2 * output, 3 * flops, device, sizes),
         saved=counting.scratch,
-        recomputed=("entering states", *(f"U_{i}" for i in plan.erasing)),
+        recomputed=("entering states",),
     )
 
 

@@ -20,6 +20,7 @@ from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
 LOW, FULL = 2, 4  # bytes of a 16-bit and of an fp32 element
+NEAR = 3  # log2 of the tokens of a block whose pairs the backward takes one by one
 SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a dot
 
 
@@ -57,11 +58,12 @@ class Counting:
 
     @property
     def backward(self) -> tuple[KernelWork, ...]:
-        states = {"states": self._state_bytes, **self._values("U", self.plan.erasing)}
-        reversed_ = {"state_gradients": self._state_bytes, **self._values("dU", self.plan.terms)}
+        reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
         kernels = (
-            self._serial("states", self._equations("U", "S_next"), {}, states),
+            self._serial("states", self._equations("S_next"), self._corrected, {"states": self._state_bytes}),
             self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
+            self._score_gradients(),
+            *((self._pair_gradients(),) if self.plan.decay_axis else ()),
             self._gradients(),
         )
         return kernels if self.sizes.H == self.sizes.HV else (*kernels, self._group_sums())
@@ -86,20 +88,65 @@ class Counting:
         scores = 2 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
         return self._parallel("prepare", self.inputs, self.scratch, scores + self._solve + self._flops(solved))
 
+    def _score_gradients(self) -> KernelWork:
+        equations = [e for e in self.plan.form.gradients if e.target.name in ("dR", "dA", "dL", "dV")]
+        made = {i.name for i in self.plan.inputs_on("V")}
+        inputs = {
+            i.name: self.inputs[i.name]
+            for i in self.plan.spec.inputs
+            if not i.axis or i.name in made - self._plain_values
+        }
+        reads = {**inputs, **self._output("do"), **self._corrected, **self._corrected_gradients}
+        solve = {name: size for name, size in self._scratch_of(equations).items() if name not in reads}
+        writes = {**self._values("dR", self.plan.erasing), **self._score_bytes}
+        writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
+        return self._parallel("score_gradients", {**reads, **solve, **self._sums}, writes, self._flops(equations))
+
+    def _pair_gradients(self) -> KernelWork:
+        """Pairs within a block, one by one: no products of tiles."""
+        near = {**self._near, "G": float(self.KP * FULL)}
+        return self._parallel("pair_gradients", {**self._on_keys, **self._score_bytes, **self._sums}, near, 0.0)
+
     def _gradients(self) -> KernelWork:
-        equations = self.plan.form.gradients
+        equations = [e for e in self.plan.form.gradients if e.target.name in ("da_in", "dq_in", "dw_out", "ddecay_out")]
         states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
-        values = {**self._values("U", self.plan.erasing), **self._values("dU", self.plan.terms)}
-        inputs = {name: size for name, size in self.inputs.items() if name not in self._plain_values}
-        reads = {**inputs, **self._output("do"), **states, **values, **self._scratch_of(equations)}
-        if "sums" in self.scratch:
-            reads["sums"] = self.scratch["sums"]
-        pure = {f"U0_{p}": self.scratch[f"U0_{p}"] for p in self.plan.pure_writes}
-        pairs = 4 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
-        turned = [e for e in equations if e.target.name in ("dA", "dL")]  # computed transposed as well
-        made = self._flops(equations) + self._flops(turned) + pairs
-        corrected = self._values("dR", self.plan.erasing)  # through memory, from the value pass to the key pass
-        return self._parallel("gradients", {**reads, **pure, **corrected}, {**corrected, **self._gradient_bytes}, made)
+        reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
+        reads |= self._values("dR", self.plan.erasing)
+        if self.plan.decay_axis:
+            reads |= {**self._near, "G": float(self.KP * FULL)}
+        far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis else 1
+        pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
+        writes = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in self.plan.spec.inputs if i.axis != "V"}
+        return self._parallel("gradients", reads, writes, self._flops(equations) + pairs)
+
+    @property
+    def _corrected(self) -> dict[str, float]:
+        """Corrected values, which the forward left in the place of those of a zero entering state."""
+        return {f"U0_{j}": self.scratch[f"U0_{j}"] for j in self.plan.terms}
+
+    @property
+    def _corrected_gradients(self) -> dict[str, float]:
+        rests = {f"dU_{e}_rest": float(self.VP * LOW) for e in self.plan.erasing if self.plan.halves}
+        return {**self._values("dU", self.plan.terms), **rests}
+
+    @property
+    def _score_bytes(self) -> dict[str, float]:
+        """Gradients of the scores, between kernels."""
+        return {f"d{score}": float(self.C * LOW) for score, _, _ in rows_of_scores(self.plan)}
+
+    @property
+    def _near(self) -> dict[str, float]:
+        """What pairs within a block give every row and column operand, between kernels."""
+        names = ["read", *(f"erase_{i}" for i in self.plan.erasing), *(f"write_{j}" for j in self.plan.terms)]
+        return {f"near d_{name}": float(self.KP * FULL) for name in names}
+
+    @property
+    def _on_keys(self) -> dict[str, float]:
+        return {i.name: self.inputs[i.name] for i in self.plan.spec.inputs if i.axis != "V"}
+
+    @property
+    def _sums(self) -> dict[str, float]:
+        return {"sums": self.scratch["sums"]} if "sums" in self.scratch else {}
 
     @property
     def _plain_values(self) -> set[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_gradients import emit_gradients
+from kcpgen.emit.triton_pair_gradients import emit_pair_gradients
 from kcpgen.emit.triton_prepare import emit_prepare
 from kcpgen.emit.triton_scan import emit_reverse, emit_scan
+from kcpgen.emit.triton_score_gradients import emit_score_gradients
 from kcpgen.emit.triton_summary import emit_summary
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import Bounds, Option, Spec
@@ -15,10 +17,13 @@ from kcpgen.spec import Bounds, Option, Spec
 def emit_triton(plan: KernelPlan) -> dict[str, str]:
     """File name -> unformatted source of the kernels and their autograd function."""
     shared = _shared(plan)
+    forward = {name: value for name, value in shared.items() if name != "backward_keywords"}
     return {
-        "prepare.py": emit_prepare(plan, shared),
+        "prepare.py": emit_prepare(plan, forward),
         "scan.py": emit_scan(plan),
         "reverse.py": emit_reverse(plan),
+        "score_gradients.py": emit_score_gradients(plan, shared),
+        **({"pair_gradients.py": emit_pair_gradients(plan, shared)} if plan.decay_axis else {}),
         "gradients.py": emit_gradients(plan, shared),
         **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
         "autograd.py": _emit_autograd(plan),
@@ -31,16 +36,17 @@ def _modes(plan: KernelPlan) -> list[str]:
 
 def _shared(plan: KernelPlan) -> dict[str, Value]:
     spec = plan.spec
+    keywords = [
+        *(f"{c.name}: float | None" for c in spec.constants),
+        "scale: float",
+        *(f"{mode}: int" for mode in _modes(plan)),
+    ]
     return {
         "title": spec.title,
         "arguments": [f"{d.name}: torch.Tensor" for d in spec.inputs]
         + [f"{p.name}: torch.Tensor | None" for p in spec.params],
-        "keywords": [
-            *(f"{c.name}: float | None" for c in spec.constants),
-            "scale: float",
-            *(f"{mode}: int" for mode in _modes(plan)),
-            *(["bounded: bool"] if plan.decay_axis else []),
-        ],
+        "keywords": [*keywords, *(["bounded: bool"] if plan.decay_axis else [])],
+        "backward_keywords": keywords,
         "sizes": _sizes(plan),
         "value_input": value_input(spec).name,
     }
@@ -61,7 +67,7 @@ def _key_input(plan: KernelPlan) -> str:
 
 def _emit_autograd(plan: KernelPlan) -> str:
     spec = plan.spec
-    plain = [*(c.name for c in spec.constants), "scale", *_modes(plan), *(["bounded"] if plan.decay_axis else [])]
+    plain = [*(c.name for c in spec.constants), "scale", *_modes(plan)]
     kind = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
     dense = plan.form.transition == "dense"
     return render(
@@ -71,6 +77,8 @@ def _emit_autograd(plan: KernelPlan) -> str:
         inputs=[i.name for i in spec.inputs],
         params=[p.name for p in spec.params],
         forwarded=[f'"{name}": {name}' for name in plain],
+        promises=['"bounded": bounded'] if plan.decay_axis else [],
+        launches="five" if plan.decay_axis else "four",
         keywords=[
             *(p.name for p in spec.params),
             *(c.name for c in spec.constants),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -46,7 +47,8 @@ def mode_name(option: str) -> str:
 
 def in_rows(items: Iterable[str]) -> list[str]:
     """A list in lines: `a, b,` `c,`."""
-    return textwrap.wrap(", ".join(items) + ",", 110, break_long_words=False, break_on_hyphens=False)
+    text = "".join(f"{item}, " for item in items).rstrip()
+    return textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
 
 
 def parameters(plan: KernelPlan) -> list[str]:
@@ -71,6 +73,33 @@ def launch_arguments(plan: KernelPlan) -> list[str]:
     lines += [f"{o.name}_mode," for o in plan.spec.options]
     lines += ["bounded,"] if plan.decay_axis else []
     return lines
+
+
+def used_arguments(plan: KernelPlan, body: Iterable[str]) -> dict[str, list[str]]:
+    """`parameters`, `launch_arguments` and `starts` of those of the spec's arguments that the lines of a body name."""
+    named = set(re.findall(r"\w+", " ".join(body)))
+    inputs = [i for i in plan.spec.inputs if f"{i.name}_start" in named]
+    params = [p for p in plan.spec.params if f"{p.name}_ptr" in named]
+    constants = [c for c in plan.spec.constants if local(plan, c.name) in named]
+    scale = ["scale"] if "scale" in named else []
+    options = [o for o in plan.spec.options if mode_name(o.name) in named]
+    return {
+        "parameters": [
+            *(f"{i.name}_ptr, {i.name}_batch, {i.name}_token, {i.name}_head," for i in inputs),
+            *(f"{p.name}_ptr," for p in params),
+            *(f"{local(plan, c.name)}," for c in constants),
+            *(f"{name}," for name in scale),
+            *(f"{mode_name(o.name)}: tl.constexpr," for o in options),
+        ],
+        "launch_arguments": [
+            *(f"{i.name}, *{i.name}.stride()[:3]," for i in inputs),
+            *(f"{p.name}," for p in params),
+            *(f"{c.name}," for c in constants),
+            *(f"{name}," for name in scale),
+            *(f"{o.name}_mode," for o in options),
+        ],
+        "starts": [start for i, start in zip(plan.spec.inputs, starts(plan), strict=True) if i in inputs],
+    }
 
 
 def local(plan: KernelPlan, name: str) -> str:
@@ -185,8 +214,7 @@ def decay_sums(plan: KernelPlan) -> Iterator[str]:
     """Cumulative log2 decays: G through a token, G_before up to it, G_after from behind it to the chunk's end."""
     if plan.decay_axis is None:
         return
-    log = f"log2_decay({printer(plan).code(plan.decay_log, plan.decay_axis)})"
-    yield f"log_decay = {masked(plan, plan.decay_log, plan.decay_axis, log)}"
+    yield log_decay(plan)
     yield "G = tl.cumsum(log_decay, axis=0)"
     if plan.exclusive:
         yield "G_before = G - log_decay"
@@ -199,6 +227,12 @@ def decay_sums(plan: KernelPlan) -> Iterator[str]:
         yield "since = tl.exp2(tl.where(up_to(rows), G[:, None] - G[None, :], float('-inf')))"
     if plan.exclusive and not plan.decay_axis:
         yield "since_before = tl.exp2(tl.where(before(rows), G_before[:, None] - G[None, :], float('-inf')))"
+
+
+def log_decay(plan: KernelPlan) -> str:
+    assert plan.decay_axis is not None
+    log = f"log2_decay({printer(plan).code(plan.decay_log, plan.decay_axis)})"
+    return f"log_decay = {masked(plan, plan.decay_log, plan.decay_axis, log)}"
 
 
 def decayed(plan: KernelPlan, exponent: str) -> str:

@@ -15,13 +15,15 @@ LOW = "q_in_tile.dtype"
 
 def emit_scan(plan: KernelPlan) -> str:
     equations = [e for e in plan.form.solved if e.target.name in ("U", "O", "S_next")]
+    values = {e.target.index[0]: e for e in equations if e.target.name == "U"}
     out = _printer(plan, {"S", "U"}, {"S_next": "S"})
     return render(
         "scan.py.jinja",
         **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
         corrected=[f"U_{i}" for i in plan.erasing],
-        correct=_corrected(_in_halves(plan, out, "S"), equations, "U"),
+        written=_corrected(out, [values[p] for p in plan.pure_writes], "U"),
+        correct=_corrected(out, [values[e] for e in plan.erasing], "U"),
         output=_assigned(out, equations, "O"),
         advance=_assigned(out, equations, "S_next"),
     )

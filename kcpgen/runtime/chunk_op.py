@@ -51,13 +51,18 @@ class Kernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One call: everything that is no tensor. keywords: constants and modes that `prepare` and `gradients` take."""
+    """One call: everything that is no tensor.
+
+    keywords: constants and modes that `prepare` and `gradients` take. promises: of the inputs; `prepare` may use them.
+    """
 
     kernels: Kernels
     keywords: Mapping[str, Any]
+    promises: Mapping[str, bool]
     layout: ChunkLayout
     tiles: Tiles
     cp: CPContext | None
+    training: bool  # whether a backward may follow
 
     @property
     def sequences(self) -> range:
@@ -97,6 +102,7 @@ class Forward(_Op):
             run.layout,
             run.tiles.prepare,
             **run.keywords,
+            **run.promises,
             precision=dot_precision(value.dtype),
             scratch_dtype=scratch_dtype(value.dtype),
         )
@@ -104,7 +110,7 @@ class Forward(_Op):
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        self._scan(sequences, self.o, initial, final)
+        self._scan(sequences, self.o, initial, final, keep=self._run.training)
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         if transition is not None:
@@ -114,10 +120,14 @@ class Forward(_Op):
         if transition is not None:
             join(self.o.device)
 
-    def _scan(self, sequences: range, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
+    def _scan(
+        self, sequences: range, o: Tensor | None, initial: Tensor | None, final: Tensor | None, keep: bool = False
+    ) -> None:
         run = self._run
         layout = run.window(sequences)
-        run.kernels.scan(self.prepared, layout, run.tiles.scan, o=o, initial_state=initial, final_state=final)
+        run.kernels.scan(
+            self.prepared, layout, run.tiles.scan, o=o, initial_state=initial, final_state=final, keep=keep
+        )
 
     def _transition(self, sequence: int, out: Tensor) -> None:
         """A long sequence is cut into segments, whose transitions are made side by side and then multiplied."""
@@ -145,7 +155,7 @@ class Backward(_Op):
         self._tensors = tensors
         self._do = do
         self._initial = initial
-        self._replayed: tuple[Tensor, tuple[Tensor, ...]] | None = None
+        self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def replay(self) -> None:
@@ -185,9 +195,8 @@ class Backward(_Op):
             self.prepared,
             **run.keywords,
             do=self._do,
-            states=self._replayed[0],
+            states=self._replayed,
             state_gradients=self._reversed[0],
-            corrected=self._replayed[1],
             corrected_gradients=self._reversed[1],
         )
         return found
@@ -242,6 +251,7 @@ def run_chunks(
     inputs: Sequence[Tensor],
     params: Sequence[Tensor | None],
     keywords: Mapping[str, Any],
+    promises: Mapping[str, bool],
     *,
     tiles: Tiles,
     initial_state: Tensor | None,
@@ -253,7 +263,11 @@ def run_chunks(
     B, T = inputs[kernels.value].shape[:2]
     offsets = cu_seqlens if cp is None else cp.shard.offsets
     layout = chunk_layout(B, T, offsets, tiles.chunk, inputs[0].device)
-    run = Run(kernels=kernels, keywords=keywords, layout=layout, tiles=tiles, cp=cp)
+    given = [initial_state, *inputs, *params]
+    training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    run = Run(
+        kernels=kernels, keywords=keywords, promises=promises, layout=layout, tiles=tiles, cp=cp, training=training
+    )
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())
         initial_state = initial_state.contiguous()

@@ -20,12 +20,21 @@ class PrepareTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTiles:
-    """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight."""
+    """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight.
+
+    score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by one, in
+    programs of `pair_block` key columns and `pair_warps` warps.
+    """
 
     key_block: int
     value_block: int
     warps: int
     stages: int
+    registers: int | None = None  # per thread at most, so that more programs fit a multiprocessor
+    score_warps: int = 4
+    pair_rows: int = 8
+    pair_block: int = 64
+    pair_warps: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +65,8 @@ def choose_tiles(
     docs/performance.md. `decay` is "none", "scalar" or "vector"."""
     key_width, value_width = padded(keys), max(64, padded(values))
     wide, fp32 = key_width > 128, scratch_dtype(dtype) is torch.float32
-    # 32 for all: at chunk 64 the backward's dots go through wgmma, and on an H200 (Triton 3.6) gave wrong gradients for
-    # V = 60 and an illegal memory access with a scalar decay; see docs/performance.md.
-    chunk = 16 if wide and fp32 else 32
+    # A decay of one number per pair costs no levels: twice the chunk halves the serial steps and the states.
+    chunk = 16 if wide and fp32 else 32 if wide or fp32 or decay == "vector" or terms > 1 else 64
     parallel = value_width if whole_value_axis else min(value_width, 32 if fp32 else 64)
     scan = ScanTiles(
         value_block=64,
@@ -74,7 +82,14 @@ def choose_tiles(
         scan=scan,
         states=scan,
         reverse=scan,
-        gradients=GradientTiles(key_block=key_block, value_block=parallel, warps=4, stages=2),
+        gradients=GradientTiles(
+            key_block=key_block,
+            value_block=parallel,
+            warps=4,
+            stages=2,
+            score_warps=2 if chunk == 32 else 4,
+            pair_block=min(key_width, 64),
+        ),
     )
 
 
@@ -83,7 +98,7 @@ SHARED_MEMORY = 200_000  # bytes of a multiprocessor that operands in flight may
 
 def _stages(chunk: int, keys: int, values: int, terms: int, size: int) -> int:
     """Chunks in flight: three hide the latency of their loads, where they fit."""
-    one = chunk * size * ((2 * terms + 1) * keys + (terms + 1) * values + terms * chunk)
+    one = chunk * size * ((2 * terms + 1) * keys + terms * (values + chunk))
     most = 3 if keys <= 128 and size == 2 else 2 if size == 2 else 1
     return max(1, min(most, SHARED_MEMORY // one))
 

@@ -86,6 +86,12 @@ def decays(log_decay):
 
 
 @triton.jit
+def replaced(values, at: tl.constexpr, value):
+    """The tuple with another value at one place."""
+    return values[:at] + (value,) + values[at + 1 :]  # noqa: RUF005 (Triton's own way to build a tuple)
+
+
+@triton.jit
 def same_level(rows, columns, level):
     """[C, C] mask of the pairs (later row, earlier column) that `level` owns."""
     t = rows[:, None]
@@ -105,6 +111,18 @@ def same_level_T(rows, columns, level):
 def sum_scalars(chosen, x):
     """[C]: `sum_tokens` of one number per token."""
     return tl.sum(tl.where(chosen, x[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def sums_from_on(rows, x, LOW: tl.constexpr):
+    """[C, WIDTH]: for each token the sum of fp32 x over it and all after it. A product with ones, in two 16-bit parts
+    of x where dots have 16 bits (2^-17): a scan over rows takes a shuffle for every element and step."""
+    chosen = tl.where(from_on(rows), 1.0, 0.0)
+    if tl.float32 == LOW:
+        return tl.dot(chosen, x, input_precision="tf32x3")
+    ones = chosen.to(tl.bfloat16)
+    high = x.to(tl.bfloat16)
+    return tl.dot(ones, high) + tl.dot(ones, (x - high.to(tl.float32)).to(tl.bfloat16))
 
 
 @triton.jit
@@ -158,6 +176,13 @@ def level_decay(G, edge, rows, level):
 def decay_from_edge(G, edge):
     """[C, WIDTH]: exp2(G - edge) where a token lies after its edge; 1, to be masked, where it does not."""
     return tl.exp2(tl.minimum(G - edge, 0.0))
+
+
+@triton.jit
+def in_place(x):
+    """x itself. Triton moves the layout conversion of a dot's operand up to the loads that it comes from, through
+    elementwise operations but not through a sum: all these tiles would be held once more, several times over."""
+    return tl.sum(x[:, :, None], axis=2)
 
 
 @triton.jit

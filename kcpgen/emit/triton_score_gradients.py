@@ -1,0 +1,175 @@
+"""`score_gradients.py`: the value axis of the chunk-parallel backward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_adjoint import backward
+from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_operands import is_exclusive, load_scalars, row_of, scalar_inputs, score_gradients
+from kcpgen.emit.triton_prologue import (
+    apply_rewrites,
+    decay_sums,
+    in_rows,
+    load_inputs,
+    load_params,
+    printer,
+    used_arguments,
+)
+from kcpgen.emit.triton_sweeps import begun, start_gradient, store_input, store_param, undone
+from kcpgen.plan import KernelPlan
+from kcpgen.spec import Param, TokenInput
+
+EQUATIONS = ("dR", "dA", "dL", "dV")
+
+
+def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
+    early, value_pass = _early(plan), lines_of(_value_pass(plan))
+    body = {"early": early, "value_pass": value_pass, "scores": list(_scores(plan)), "stores": lines_of(_stores(plan))}
+    filled = [*_on_values(plan), *summed_over_values(plan)]
+    names = score_gradients(plan)
+    return render(
+        "score_gradients.py.jinja",
+        title=shared["title"],
+        arguments=shared["arguments"],
+        keywords=shared["backward_keywords"],
+        sizes=shared["sizes"],
+        value_input=shared["value_input"],
+        **body,
+        uniform=plan.decay_axis == "",
+        solves=bool(plan.erasing),
+        used=used_arguments(plan, [line for lines in body.values() for line in lines]),
+        equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
+        device_functions=device_functions(["load_tile(", *early, *value_pass, *body["scores"], *body["stores"]]),
+        first_corrected=f"U_{plan.terms[0]}",
+        chunk_operands=in_rows(f"{name}_ptr" for name in [*per_token_operands(plan), *_solve_operands(plan)]),
+        launch_operands=in_rows(_launch_operands(plan)),
+        score_names=names,
+        score_pointers=in_rows(f"{name}_ptr" for name in names),
+        score_tensors=in_rows(names),
+        gradient_pointers=in_rows(f"d_{d.name}_ptr" for d in filled),
+        gradient_tensors=in_rows(f"d_{d.name}" for d in filled),
+        finished=[f"d_{d.name}: torch.Tensor{' | None' if isinstance(d, Param) else ''}," for d in filled],
+        value_names=[d.name for d in _on_values(plan)],
+        scalar_names=[d.name for d in summed_over_values(plan)],
+    )
+
+
+def lines_of(statements: Iterable[str]) -> list[str]:
+    """One entry per source line: a statement may come with its body."""
+    return [line for statement in statements for line in statement.split("\n")]
+
+
+def per_token_operands(plan: KernelPlan) -> list[str]:
+    """What the serial kernels left: corrected values and their gradients, those of a solve in two parts."""
+    rests = [f"dU_{e}_rest" for e in plan.erasing if plan.halves]
+    return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
+
+
+def _solve_operands(plan: KernelPlan) -> list[str]:
+    inverse = [f"T_{i}_{e}{part}" for i in plan.erasing for e in plan.erasing for part in ("", "_rest")]
+    return [*inverse, *(f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes), *(["sums"] if plan.sums else [])]
+
+
+def _launch_operands(plan: KernelPlan) -> list[str]:
+    gradients = [f"corrected_gradients[{i}]" for i in range(len(per_token_operands(plan)) - len(plan.terms))]
+    return [
+        *(f"prepared.U0_{j}" for j in plan.terms),
+        *gradients,
+        *(f"prepared.{name}" for name in _solve_operands(plan)),
+    ]
+
+
+def _on_values(plan: KernelPlan) -> list[TokenInput | Param]:
+    return [*plan.inputs_on("V"), *(p for p in plan.spec.params if p.axis == "V")]
+
+
+def summed_over_values(plan: KernelPlan) -> list[TokenInput | Param]:
+    """What has one number per token or head and takes a share of its gradient from the value axis."""
+    lines = list(_value_inputs(plan))
+    return [d for d in scalar_inputs(plan) if any(re.search(rf"\bd_{d.name} [+-]?= ", line) for line in lines)]
+
+
+def _early(plan: KernelPlan) -> list[str]:
+    """One number per token and head, the blocks of the solve, and the sums over the value axis."""
+    stored = [name for name in _solve_operands(plan) if name != "sums"]
+    return [
+        *load_scalars(plan),
+        *(decay_sums(plan) if plan.decay_axis == "" else []),
+        *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
+        *(f"{name} = tl.zeros((C, C), tl.float32)" for name in score_gradients(plan)),
+        *(start_gradient(d) for d in summed_over_values(plan)),
+    ]
+
+
+def block_printer(plan: KernelPlan) -> BlockPrinter:
+    """Equations over tiles of scratch: states held transposed, the solve's parts in two."""
+    return BlockPrinter(
+        accumulators=frozenset({"dR"}),
+        rename={},
+        turned=frozenset({"S", "dS_next"}),
+        in_two=frozenset({"T", "dU"} if plan.halves else {"T"}),
+    )
+
+
+def _value_pass(plan: KernelPlan) -> Iterator[str]:
+    out = block_printer(plan)
+    yield from (f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms)
+    yield from _solve(plan, out)
+    for e in plan.form.gradients:
+        if e.target.name in ("dA", "dL"):
+            yield f"{variable(e.target)} += {out.right_side(e.terms)}"
+    yield from (out.assign(e) for e in plan.form.gradients if e.target.name == "dV")
+    yield from _value_inputs(plan)
+
+
+def _solve(plan: KernelPlan, out: BlockPrinter) -> Iterator[str]:
+    """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
+    yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
+    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing if plan.halves)
+    for e in plan.form.gradients:
+        if e.target.name == "dR":
+            yield from out.corrected(e, "LOW")
+    yield from (f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)" for e in plan.erasing)
+
+
+def _value_inputs(plan: KernelPlan) -> Iterator[str]:
+    """Gradients of what the values v_j are made of; the value axis is finished and stored block by block."""
+    inputs = plan.inputs_on("V")
+    params = [p for p in plan.spec.params if p.axis == "V"]
+    yield from load_inputs(plan, inputs)
+    yield from load_params(plan, params)
+    yield from apply_rewrites(plan, [i.name for i in inputs], backward=True)
+    lines: list[str] = []
+    for j in plan.terms:
+        if plan.values[j] != 0:
+            lines += backward(printer(plan), plan.values[j], f"dV_{j}", f"value_{j}").lines()
+    lines += _undo_value_rewrites(plan)
+    yield from begun(_on_values(plan), lines)
+    yield from (store_input(i) for i in inputs)
+    yield from (f"if d_{p.name}_ptr is not None:\n    {store_param(p)}" for p in params)
+
+
+def _undo_value_rewrites(plan: KernelPlan) -> Iterator[str]:
+    """Options on the value axis, the last one first. A sum over values sees the whole axis in its block."""
+    for index, rewrite in reversed(list(enumerate(plan.rewrites))):
+        if plan.spec.axes[rewrite.target] == "V":
+            yield from undone(plan, index, rewrite)[1]
+
+
+def _scores(plan: KernelPlan) -> Iterator[str]:
+    """Mask the score gradients; where the decay is one factor per pair, apply it here, once for all key blocks."""
+    for name in score_gradients(plan):
+        row = row_of(name)
+        masked = f"tl.where({'up_to' if row == 'read' else 'before'}(rows), {name}, 0.0)"
+        since = "since_before" if is_exclusive(plan, row) else "since"
+        yield f"{name} = {f'{since} * ' if plan.decay_axis == '' else ''}{masked}"
+
+
+def _stores(plan: KernelPlan) -> Iterator[str]:
+    yield from (f"tl.store({name}_ptr + score_tile, {name}.to(LOW))" for name in score_gradients(plan))
+    for d in summed_over_values(plan):
+        yield store_input(d) if isinstance(d, TokenInput) else f"if d_{d.name}_ptr is not None:\n    {store_param(d)}"
