@@ -117,11 +117,13 @@ def fold(
     [segments - 2 n, HV, ...], None for the identity.
     """
     HV, K, V = states.shape[1:]
-    KP, BV = max(16, triton.next_power_of_2(K)), 32
+    KP, BV = max(16, triton.next_power_of_2(K)), 16  # few columns a program: a chain is serial, its programs are few
     grid = (len(chains) * HV * triton.cdiv(V, BV),)
     sizes = {"HV": HV, "K": K, "V": V, "KP": KP, "BV": BV, "BACKWARD": backward}
     if kind == "dense":
-        fold_kernel[grid](chains, summaries, transitions, states, BK=min(KP, 32), num_warps=4, **sizes)
+        fold_kernel[grid](
+            chains, summaries, transitions, states, BK=min(KP, 32), num_warps=8 if KP > 128 else 4, **sizes
+        )
         return
     decay = {"diagonal": 2, "scalar": 1, "identity": 0}[kind]
     fold_decays_kernel[grid](chains, summaries, transitions, states, DECAY=decay, num_warps=4, **sizes)

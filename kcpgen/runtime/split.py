@@ -72,22 +72,30 @@ def segment_counts(
 def training_steps(
     chunks: Sequence[int], counts: Sequence[int], programs: int, transition_programs: int, multiprocessors: int
 ) -> float:
-    """Of the serial kernels of a forward and a backward: scan, its replay and the reverse scan, and what cutting adds.
+    """Of the serial kernels of a forward and a backward: scan, its replay, the reverse scan, and what cutting adds."""
+    longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
+    whole = 3.0 * _pass(programs * sum(chunks), longest, multiprocessors)
+    return whole + sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors))
 
-    Forward, all segments but the last of each sequence are summarised, with M of those inside; backward, all but the
-    first. Then one fold over the segments of a sequence each time.
+
+def added_steps(
+    chunks: Sequence[int], counts: Sequence[int], programs: int, transition_programs: int, multiprocessors: int
+) -> tuple[float, float]:
+    """Of the forward and the backward: summaries of all segments but the last of each sequence (the first, backward).
+
+    Forward, M of those inside is worked out beside them. Then each time one fold over the segments of a sequence.
     """
-    pairs = list(zip(chunks, counts, strict=True))
-    longest = max(-(-n // count) for n, count in pairs)
-    steps = 3.0 * _pass(programs * sum(chunks), longest, multiprocessors)
     most = max(counts)
     if most == 1:
-        return steps
+        return 0.0, 0.0
+    pairs = list(zip(chunks, counts, strict=True))
+    longest = max(-(-n // count) for n, count in pairs)
     summarised = programs * sum(n - n // count for n, count in pairs)
     inner = TRANSITION * transition_programs * sum(n - 2 * n // count for n, count in pairs if count > 2)
     slowest = TRANSITION * longest if inner else longest
-    steps += _pass(summarised + inner, slowest, multiprocessors) + _pass(summarised, longest, multiprocessors)
-    return steps + 2 * (2 * LAUNCH + (FOLD if inner else SCALE) * (most - 2))
+    fold = 2 * LAUNCH + (FOLD if inner else SCALE) * (most - 2)
+    forward = _pass(summarised + inner, slowest, multiprocessors)
+    return forward + fold, _pass(summarised, longest, multiprocessors) + fold
 
 
 def _pass(work: float, longest: float, multiprocessors: int) -> float:

@@ -17,7 +17,6 @@ from kcpgen.runtime import split_passes
 from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.layout import chunk_layout
 from kcpgen.runtime.pieces import Pieces
-from kcpgen.runtime.split import forced_segments
 from kcpgen.simulate.call import long_memory
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate, relative_rms
@@ -50,9 +49,8 @@ def generated(name: str) -> Op:
     return load_op(ROOT / "generated" / name)
 
 
-def outcomes(op: Op, inputs: Inputs, case: Case, segments: int) -> dict[str, Tensor]:
-    with forced_segments(segments):
-        return evaluate(op.chunk, inputs, case, backend="triton")
+def outcomes(op: Op, inputs: Inputs, case: Case, segments: int | None) -> dict[str, Tensor]:
+    return evaluate(op.chunk, inputs, replace(case, segments=segments), backend="triton")
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
@@ -106,8 +104,7 @@ def test_segments_run_as_they_were_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     op = generated("simple_gla")
     inputs = long_memory(op, PACKED, "cpu")
     for segments in (1, None, 2, 5):
-        with forced_segments(segments):
-            evaluate(op.chunk, inputs, PACKED, backend="triton")
+        outcomes(op, inputs, PACKED, segments)
     assert seen == [[[0, 2], [2, 2]], [[0, 5], [5, 2]]]
 
 
