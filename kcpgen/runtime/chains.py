@@ -32,7 +32,7 @@ def fold_kernel(
     first = tl.load(chains_ptr + 2 * chain).to(tl.int64)
     steps = tl.load(chains_ptr + 2 * chain + 1) - 1
 
-    for step in tl.range(0, steps):
+    for step in tl.range(0, steps, num_stages=1):  # nothing may be loaded ahead: a step reads what the last one stored
         at = steps - 1 - step if BACKWARD else step
         target = first + at if BACKWARD else first + at + 1
         S = tl.load(summaries_ptr + ((first - chain + at) * HV + head) * K * V + tile, mask=inside, other=0.0)
