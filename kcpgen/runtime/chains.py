@@ -17,9 +17,9 @@ from kcpgen.runtime.context_parallel.payload import Kind
 
 @triton.jit
 def fold_kernel(
-    chains_ptr, summaries_ptr, transitions_ptr, states_ptr,
+    chains_ptr, given_ptr, summaries_ptr, transitions_ptr, states_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BACKWARD: tl.constexpr,
+    BACKWARD: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Dense M. One program folds BV columns of one head's state along one chain, handing it on through `states`."""
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -29,9 +29,14 @@ def fold_kernel(
     rows = tl.arange(0, KP)
     tile = rows[:, None] * V + columns[None, :]
     inside = (rows < K)[:, None] & (columns < V)[None, :]
-    first = tl.load(chains_ptr + 2 * chain).to(tl.int64)
-    steps = tl.load(chains_ptr + 2 * chain + 1) - 1
+    first = tl.load(chains_ptr + 3 * chain).to(tl.int64)
+    steps = tl.load(chains_ptr + 3 * chain + 1) - 1
 
+    S = tl.zeros((KP, BV), tl.float32)
+    if GIVEN:
+        sequence = tl.load(chains_ptr + 3 * chain + 2).to(tl.int64)
+        S += tl.load(given_ptr + (sequence * HV + head) * K * V + tile, mask=inside, other=0.0)
+    tl.store(states_ptr + ((first + steps if BACKWARD else first) * HV + head) * K * V + tile, S, mask=inside)
     for step in tl.range(0, steps, num_stages=1):  # nothing may be loaded ahead: a step reads what the last one stored
         at = steps - 1 - step if BACKWARD else step
         target = first + at if BACKWARD else first + at + 1
@@ -54,9 +59,9 @@ def fold_kernel(
 
 @triton.jit
 def fold_decays_kernel(
-    chains_ptr, summaries_ptr, transitions_ptr, states_ptr,
+    chains_ptr, given_ptr, summaries_ptr, transitions_ptr, states_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr,
-    DECAY: tl.constexpr, BACKWARD: tl.constexpr,
+    DECAY: tl.constexpr, BACKWARD: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Likewise for M of K numbers a head (DECAY 2), of one (1), or none at all (0)."""
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -66,9 +71,14 @@ def fold_decays_kernel(
     rows = tl.arange(0, KP)
     tile = rows[:, None] * V + columns[None, :]
     inside = (rows < K)[:, None] & (columns < V)[None, :]
-    first = tl.load(chains_ptr + 2 * chain).to(tl.int64)
-    steps = tl.load(chains_ptr + 2 * chain + 1) - 1
+    first = tl.load(chains_ptr + 3 * chain).to(tl.int64)
+    steps = tl.load(chains_ptr + 3 * chain + 1) - 1
 
+    S = tl.zeros((KP, BV), tl.float32)
+    if GIVEN:
+        sequence = tl.load(chains_ptr + 3 * chain + 2).to(tl.int64)
+        S += tl.load(given_ptr + (sequence * HV + head) * K * V + tile, mask=inside, other=0.0)
+    tl.store(states_ptr + ((first + steps if BACKWARD else first) * HV + head) * K * V + tile, S, mask=inside)
     S = tl.zeros((KP, BV), tl.float32)
     for step in tl.range(0, steps):
         at = steps - 1 - step if BACKWARD else step
@@ -108,25 +118,32 @@ def decays_kernel(
 
 
 def fold(
-    kind: Kind, chains: Tensor, summaries: Tensor, transitions: Tensor | None, states: Tensor, *, backward: bool
+    kind: Kind,
+    chains: Tensor,
+    given: Tensor | None,
+    summaries: Tensor,
+    transitions: Tensor | None,
+    states: Tensor,
+    *,
+    backward: bool,
 ) -> None:
-    """Fill the rows of `states` [segments, HV, K, V] fp32 that have a segment before them (after them, backward).
+    """Fill `states` [segments, HV, K, V] fp32: what enters each segment, or backward the gradient of what leaves it.
 
-    chains: int32 [n, 2], first row and number of segments of each. summaries: S_ext of all segments but the last of
-    each chain (the first, backward), [segments - n, HV, K, V]. transitions: M of those that are neither,
+    chains: int32 [n, 3], of each the first row, the number of segments, the number of the sequence. given: the state
+    that enters each sequence (leaves it, backward), [N, HV, K, V], None for zero. summaries: S_ext of all segments but
+    the last of each chain (the first, backward), [segments - n, HV, K, V]. transitions: M of those that are neither,
     [segments - 2 n, HV, ...], None for the identity.
     """
     HV, K, V = states.shape[1:]
     KP, BV = max(16, triton.next_power_of_2(K)), 16  # few columns a program: a chain is serial, its programs are few
     grid = (len(chains) * HV * triton.cdiv(V, BV),)
-    sizes = {"HV": HV, "K": K, "V": V, "KP": KP, "BV": BV, "BACKWARD": backward}
+    tensors = (chains, given, summaries, transitions, states)
+    sizes = {"HV": HV, "K": K, "V": V, "KP": KP, "BV": BV, "BACKWARD": backward, "GIVEN": given is not None}
     if kind == "dense":
-        fold_kernel[grid](
-            chains, summaries, transitions, states, BK=min(KP, 32), num_warps=8 if KP > 128 else 4, **sizes
-        )
-        return
-    decay = {"diagonal": 2, "scalar": 1, "identity": 0}[kind]
-    fold_decays_kernel[grid](chains, summaries, transitions, states, DECAY=decay, num_warps=4, **sizes)
+        fold_kernel[grid](*tensors, BK=min(KP, 32), num_warps=8 if KP > 128 else 4, **sizes)
+    else:
+        decay = {"diagonal": 2, "scalar": 1, "identity": 0}[kind]
+        fold_decays_kernel[grid](*tensors, DECAY=decay, num_warps=4, **sizes)
 
 
 def products_of_decays(decays: Tensor, sequences: Tensor, chunk: int, out: Tensor) -> None:

@@ -26,7 +26,7 @@ class Pieces:
     the last of each chain; following: but the first; inner: but both.
     whole_sequences, sequences: numbers of the sequences of `whole`, and of each chain. int64, like all below.
     first, last: each chain's first and last row of `pieces`; first_leading, last_following: of these tables.
-    chains: int32 [chains, 2], first row of `pieces` and number of segments.
+    chains: int32 [chains, 3], first row of `pieces`, number of segments, number of the sequence.
     """
 
     whole: ChunkLayout
@@ -90,7 +90,9 @@ def cut(layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence
         last=index([after - 1 for after in first[1:]]),
         first_leading=index([at - chain for chain, at in enumerate(first[:-1])]),
         last_following=index([after - chain - 2 for chain, after in enumerate(first[1:])]),
-        chains=torch.tensor(list(zip(first, map(len, chains), strict=False)), dtype=torch.int32).to(device),
+        chains=torch.tensor(list(zip(first, map(len, chains), numbers[True], strict=False)), dtype=torch.int32).to(
+            device
+        ),
     )
 
 

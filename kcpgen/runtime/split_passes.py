@@ -64,10 +64,9 @@ def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | No
     )
 
     entering = op.states(cut.pieces.sequence_count)
-    entering[cut.first] = 0.0 if initial is None else initial[cut.sequences]
-    fold(op.kind, cut.chains, summaries, transitions, entering, backward=False)
+    fold(op.kind, cut.chains, initial, summaries, transitions, entering, backward=False)
 
-    at_once = None if initial is None else initial[cut.whole_sequences]
+    at_once = _of_whole(initial, cut)
     of_whole, of_pieces = (
         None if final is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
     )
@@ -86,16 +85,15 @@ def backward(
 ) -> None:
     """leaving: the gradient of final states [N, HV, K, V]; entering: that of initial ones, to be filled."""
     assert kept.entering is not None
-    at_once = None if initial is None else initial[cut.whole_sequences]
+    at_once = _of_whole(initial, cut)
     _launch(lambda: op.replay_rows(cut.pieces, kept.entering), cut.whole, lambda: op.replay_rows(cut.whole, at_once))
 
     summaries, starting = _summaries(op, cut.following, leaving, cut.last_following, cut.sequences)
     op.summary(cut.following, starting, summaries)
     gradients = op.states(cut.pieces.sequence_count)
-    gradients[cut.last] = 0.0 if leaving is None else leaving[cut.sequences]
-    fold(op.kind, cut.chains, summaries, kept.transitions, gradients, backward=True)
+    fold(op.kind, cut.chains, leaving, summaries, kept.transitions, gradients, backward=True)
 
-    reaching = None if leaving is None else leaving[cut.whole_sequences]
+    reaching = _of_whole(leaving, cut)
     of_whole, of_pieces = (
         None if entering is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
     )
@@ -131,9 +129,14 @@ def _summaries(
     return summaries, summaries
 
 
+def _of_whole(given: Tensor | None, cut: Pieces) -> Tensor | None:
+    return None if given is None or not cut.whole.sequence_count else given[cut.whole_sequences]
+
+
 def _put(out: Tensor, cut: Pieces, of_whole: Tensor | None, of_pieces: Tensor | None, ends: Tensor) -> None:
     """States by row of the tables to the caller's rows, those of chains from the segment at their end."""
     assert of_whole is not None
     assert of_pieces is not None
-    out[cut.whole_sequences] = of_whole
+    if len(of_whole):
+        out[cut.whole_sequences] = of_whole
     out[cut.sequences] = of_pieces[ends]

@@ -103,7 +103,8 @@ def test_segments_are_the_sequences(lengths: list[int], count: int, packed: bool
     pieces, leading, following, inner = (
         some.sequences.tolist() for some in (found.pieces, found.leading, found.following, found.inner)
     )
-    for n, (first, size) in zip(found.sequences.tolist(), found.chains.tolist(), strict=True):
+    assert found.chains[:, 2].tolist() == found.sequences.tolist()
+    for first, size, n in found.chains.tolist():
         chain = pieces[first : first + size]
         row, begin, tokens, chunk = rows[n]
         assert len(chain) == counts[n]
@@ -115,7 +116,7 @@ def test_segments_are_the_sequences(lengths: list[int], count: int, packed: bool
         assert chunk == rows[n][3] + chunks[n]
         assert all(length % 16 == 0 for _, _, length, _ in chain[:-1])
     ends = zip(found.first.tolist(), found.last.tolist(), strict=True)
-    assert [(first, last - first + 1) for first, last in ends] == [tuple(chain) for chain in found.chains.tolist()]
+    assert [[first, last - first + 1] for first, last in ends] == found.chains[:, :2].tolist()
     assert leading == [row for i, row in enumerate(pieces) if i not in found.last.tolist()]
     assert following == [row for i, row in enumerate(pieces) if i not in found.first.tolist()]
     assert inner == [row for row in leading if row in following]
