@@ -72,6 +72,7 @@ def _case(chosen: argparse.Namespace, ranks: int, lengths: tuple[int, ...], size
         offsets=offsets,
         key_width=size,
         value_width=size,
+        segments=1,  # one device is the witness: it must not be cut as ranks are
     )
 
 

@@ -68,6 +68,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--gates", type=_among(GATES), default=GATES, metavar="G,G", help="open: any decay; bounded: with a promise")
     add("--rounds", type=_positive, default=10, help="timed calls of each implementation (default 10)")
     add("--warm-ups", type=_positive, default=3, help="calls before them (default 3)")
+    add(
+        "--segments",
+        type=_positive,
+        metavar="N",
+        help="cut sequences of ours into N segments, 1: never; default: a model",
+    )
     add("--no-peers", action="store_true", help="measure ours alone")
     add("--peers", type=_names, default=(), metavar="PEER,PEER", help="default: all that are installed")
     add("--warm-jobs", type=int, default=0, metavar="N", help="first compile in N processes that share Triton's cache")
@@ -157,10 +163,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: no CUDA device here (--dry-run lists what would be run)", file=sys.stderr)
         return 2
     from benchmarks.harness.session import Session
+    from kcpgen.runtime.split import forced_segments
 
     session = Session(options, Clock(start=time.monotonic(), budget=options.budget_s))
     try:
-        return session.run(wanted)
+        with forced_segments(options.segments):
+            return session.run(wanted)
     finally:
         session.close()
 

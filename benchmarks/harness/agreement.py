@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from benchmarks.harness import calls
 from benchmarks.harness.inputs import Arguments
 from benchmarks.harness.shapes import Shape
+from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import bound_of, relative_rms
 from kcpgen.verify.op import Op
@@ -63,6 +65,14 @@ def our_errors(op: Op, arguments: Arguments, expected: Reference, o: Tensor, gra
     errors = {name: relative_rms(x, expected.found[name]) for name, x in found.items()}
     lost = {f"d{name} (timed)": float("nan") for name, x in gradients.items() if not _finite(x)}
     return {"o (timed)": _output_error(expected, o), **errors, **lost}
+
+
+def segment_errors(call: Callable[[], Any], o: Tensor, gradients: Mapping[str, Tensor]) -> Errors:
+    """Of everything that was timed in segments, against the same call on whole sequences: a window has one segment."""
+    with forced_segments(1):
+        whole = call()
+    pairs = {"o": (o, whole.o), **{f"d{name}": (x, whole.gradients[name]) for name, x in gradients.items()}}
+    return {f"{name} (whole)": relative_rms(x, other.double()) for name, (x, other) in pairs.items()}
 
 
 def peer_errors(expected: Reference, o: Tensor, gradients: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> Errors:

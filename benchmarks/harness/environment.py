@@ -36,6 +36,7 @@ def environment(options: argparse.Namespace, rates: Rates, absent: dict[str, str
         "matmul_flop_per_s": rates.matmul,
         "rounds": options.rounds,
         "warm_ups": options.warm_ups,
+        "segments": options.segments,
         "inputs": "bfloat16 data, float32 log decays and parameters, unit keys; no states, no norm in the call",
         "bounded": f"gate computed in the kernel by ours and the peer, log decay promised in [{BOUND:g}, 0]",
     }

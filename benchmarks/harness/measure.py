@@ -20,6 +20,7 @@ from benchmarks.harness.shapes import Shape
 from kcpgen.verify.op import Op
 
 DIRECTIONS = ("forward", "training")
+IN_SEGMENTS = {"fold_kernel", "fold_decays_kernel"}  # what runs only where sequences were cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,8 @@ def _ours(problem: Problem, direction: str, protocol: Protocol) -> dict[str, Any
     try:
         result = attempt.result
         errors = agreement.our_errors(problem.op, problem.arguments, problem.expected, result.o, result.gradients)
+        if set(attempt.kernels) & IN_SEGMENTS:
+            errors |= agreement.segment_errors(call, result.o, result.gradients)
     except Exception as error:
         device.synchronize()
         attempt.failure = device.first_line(error)

@@ -31,12 +31,16 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """saved: scratch the backward reads again, bytes per token of a value head, by tensor. recomputed: by whom."""
+    """saved: scratch the backward reads again, bytes per token of a value head, by tensor. recomputed: by whom.
+
+    segments: into how many parts each sequence is cut, 1 where it stays whole.
+    """
 
     plan: KernelPlan
     device: Device
     sizes: Sizes
     chunk: int
+    segments: int
     bounded: bool
     forward: tuple[KernelEstimate, ...]
     backward: tuple[KernelEstimate, ...]
@@ -52,7 +56,7 @@ class Estimate:
 
 def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -> Estimate:
     """Costs in bfloat16 with the tiles the op itself would choose; options off."""
-    counting = _counting(plan, sizes, bounded)
+    counting = _counting(plan, device, sizes, bounded)
     inputs, output = sum(counting.inputs.values()), float(2 * sizes.V)
     flops = counting.floor_flops
     return Estimate(
@@ -60,6 +64,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
         device=device,
         sizes=sizes,
         chunk=counting.C,
+        segments=counting.segments,
         bounded=bounded,
         forward=_estimates(counting.forward, device, sizes, counting.C),
         backward=_estimates(counting.backward, device, sizes, counting.C),
@@ -70,7 +75,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
     )
 
 
-def _counting(plan: KernelPlan, sizes: Sizes, bounded: bool) -> Counting:
+def _counting(plan: KernelPlan, device: Device, sizes: Sizes, bounded: bool) -> Counting:
     import torch
 
     from kcpgen.runtime.launch import choose_tiles
@@ -91,6 +96,7 @@ def _counting(plan: KernelPlan, sizes: Sizes, bounded: bool) -> Counting:
         VP=tiles.prepare.value_width,
         block=tiles.scan.value_block,
         bounded=bounded,
+        multiprocessors=device.multiprocessors,
     )
 
 

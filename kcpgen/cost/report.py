@@ -25,6 +25,7 @@ def to_json(estimate: Estimate) -> str:
         "sizes": vars(sizes),
         "dtype": "bfloat16",
         "chunk": estimate.chunk,
+        "segments": estimate.segments,
         "bounded": estimate.bounded,
         "unit": "bytes and FLOP per token of a value head",
         "forward": [_kernel(kernel) for kernel in estimate.forward],
@@ -44,6 +45,10 @@ def _lines(estimate: Estimate) -> Iterator[str]:
     yield f"{estimate.plan.spec.title} on {estimate.device.title}, bfloat16: {_sizes(estimate)}"
     if estimate.plan.decay_axis:
         yield f"decay per channel, {'promised to be bounded' if estimate.bounded else 'no bound promised'}"
+    if estimate.segments > 1:
+        chunks, idle = -(-estimate.sizes.T // estimate.chunk), estimate.device.multiprocessors
+        segments = f"{estimate.segments} segments of {-(-chunks // estimate.segments)} chunks"
+        yield f"each sequence in {segments}: whole ones would leave most of {idle} multiprocessors idle"
     yield "bytes and FLOP per token of a value head"
     yield ""
     yield COLUMNS

@@ -7,7 +7,7 @@ masked score counts whole, as the tile that is computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -16,6 +16,7 @@ from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit.triton_prepare import rows_of_scores, scratch
 from kcpgen.plan import KernelPlan
+from kcpgen.runtime.split import added_steps, segment_counts
 from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
@@ -42,7 +43,10 @@ class KernelWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """A plan at given sizes. C: tokens of a chunk; KP, VP: padded widths; block: state columns of a serial program."""
+    """A plan at given sizes. C: tokens of a chunk; KP, VP: padded widths; block: state columns of a serial program.
+
+    multiprocessors: of the device, which decide whether sequences are cut into segments.
+    """
 
     plan: KernelPlan
     sizes: Sizes
@@ -51,16 +55,20 @@ class Counting:
     VP: int
     block: int
     bounded: bool
+    multiprocessors: int
 
     @property
     def forward(self) -> tuple[KernelWork, ...]:
-        return (self._prepare(), self._serial("scan", self._equations("U", "O", "S_next"), {}, self._output("o")))
+        scan = self._serial("scan", self._equations("U", "O", "S_next"), {}, self._output("o"))
+        summary = self._summary(self._equations("U", "S_next"), {}, self._added[0])
+        return (self._prepare(), *summary, scan)
 
     @property
     def backward(self) -> tuple[KernelWork, ...]:
         reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
         kernels = (
             self._serial("states", self._equations("S_next"), self._corrected, {"states": self._state_bytes}),
+            *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
             self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
             self._score_gradients(),
             *((self._pair_gradients(),) if self.plan.decay_axis else ()),
@@ -182,9 +190,51 @@ class Counting:
             reads={**self._scratch_of(equations), **reads},
             writes=writes,
             flops=self._flops(equations),
-            programs=self.sizes.B * self.sizes.HV * (self.VP // self.block),
-            steps=self._chunks,
+            programs=self.sizes.B * self._serial_programs * self.segments,
+            steps=-(-self._chunks // self.segments),
         )
+
+    def _summary(
+        self, equations: Iterable[Equation], reads: Mapping[str, float], steps: float
+    ) -> tuple[KernelWork, ...]:
+        """Of all segments of a sequence but one, with M of those inside, and the fold: nothing for whole sequences."""
+        if self.segments == 1:
+            return ()
+        whole, share = self._serial("segments", equations, reads, {}), 1 - 1 / self.segments
+        return (
+            replace(
+                whole,
+                reads={name: size * share for name, size in whole.reads.items()},
+                writes={"S_ext": FULL * self.KP * self.VP * (self.segments - 1) / self.sizes.T},
+                flops=whole.flops * share,
+                programs=whole.programs - whole.programs // self.segments,
+                steps=round(steps),
+            ),
+        )
+
+    @cached_property
+    def segments(self) -> int:
+        """Into how many segments each sequence is cut."""
+        return segment_counts([self._chunks] * self.sizes.B, **self._device)[0]
+
+    @property
+    def _added(self) -> tuple[float, float]:
+        """Steps of a forward's and of a backward's summaries."""
+        counts = [self.segments] * self.sizes.B
+        return added_steps([self._chunks] * self.sizes.B, counts, **self._device)
+
+    @property
+    def _device(self) -> dict[str, int]:
+        return {
+            "programs": self._serial_programs,
+            "transition_programs": self.sizes.HV * max(1, self.KP // 64) if self.plan.erasing else 0,
+            "multiprocessors": self.multiprocessors,
+        }
+
+    @property
+    def _serial_programs(self) -> int:
+        """Of one sequence."""
+        return self.sizes.HV * (self.VP // self.block)
 
     @property
     def _chunks(self) -> int:

@@ -2,18 +2,22 @@
 
 Two launches forward (the chunk-parallel `prepare`, the serial `scan`), three backward (the scan replayed for its
 states, `reverse`, the chunk-parallel `gradients`). On ranks the same launches work on windows of the local sequences,
-and what crosses ranks is summarised by the same kernels.
+and what crosses ranks is summarised by the same kernels. So are segments, where few heads of long sequences would leave
+most of a device idle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kcpgen.runtime import split, split_passes
+from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel.arguments import told_to_others
 from kcpgen.runtime.context_parallel.context import CPContext
@@ -24,6 +28,7 @@ from kcpgen.runtime.context_parallel.states import callers_rows, entering_states
 from kcpgen.runtime.functions import outside_graphs
 from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
+from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
 from kcpgen.runtime.streams import beside, join
 
@@ -54,12 +59,15 @@ class Run:
     """One call: everything that is no tensor.
 
     keywords: constants and modes that `prepare` and `gradients` take. promises: of the inputs; `prepare` may use them.
+    batch, starts: rows of tokens, and where in each of them sequences start, and the last one ends.
     """
 
     kernels: Kernels
     keywords: Mapping[str, Any]
     promises: Mapping[str, bool]
     layout: ChunkLayout
+    batch: int
+    starts: tuple[int, ...]
     tiles: Tiles
     cp: CPContext | None
     training: bool  # whether a backward may follow
@@ -74,6 +82,41 @@ class Run:
             return self.layout
         rows = self.layout.sequences[sequences.start : sequences.stop]
         return replace(self.layout, sequences=rows, sequence_count=len(sequences))
+
+    def pieces(self, prepared: Any) -> Pieces | None:
+        """The segments that sequences are cut into; None where all stay whole, as on the ranks of a group."""
+        if self.cp is not None:
+            return None
+        device = self.layout.sequences.device
+        return _pieces(
+            self.layout,
+            self.batch,
+            self.starts,
+            split.asked_for(self.tiles.segments),
+            prepared.heads * (prepared.value_width // self.tiles.scan.value_block),
+            prepared.heads * max(1, prepared.key_width // 64) if self.kernels.transitions is not None else 0,
+            multiprocessors(device),
+        )
+
+
+@lru_cache(maxsize=64)
+def _pieces(
+    layout: ChunkLayout,
+    batch: int,
+    starts: tuple[int, ...],
+    asked: int | None,
+    programs: int,
+    transition_programs: int,
+    processors: int,
+) -> Pieces | None:
+    chunks = chunk_counts(batch, starts, layout.chunk)
+    if asked is not None:
+        counts = split.equal_segments(chunks, asked)
+    else:
+        counts = split.segment_counts(
+            chunks, programs=programs, transition_programs=transition_programs, multiprocessors=processors
+        )
+    return None if max(counts, default=1) == 1 else cut(layout, batch, starts, counts)
 
 
 class _Op:
@@ -110,24 +153,34 @@ class Forward(_Op):
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        self._scan(sequences, self.o, initial, final, keep=self._run.training)
+        self.scan(self._run.window(sequences), self.o, initial, final)
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
-        self._scan(range(sequence, sequence + 1), None, initial, final)
+        self.scan(self._run.window(range(sequence, sequence + 1)), None, initial, final)
         if transition is not None:
             join(self.o.device)
 
-    def _scan(
-        self, sequences: range, o: Tensor | None, initial: Tensor | None, final: Tensor | None, keep: bool = False
-    ) -> None:
+    def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         run = self._run
-        layout = run.window(sequences)
+        keep = run.training and o is not None  # a summary must find U0 as it was
         run.kernels.scan(
             self.prepared, layout, run.tiles.scan, o=o, initial_state=initial, final_state=final, keep=keep
         )
+
+    def room_for_transitions(self, count: int) -> Tensor | None:
+        sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": (), "identity": None}[self.kind]
+        return None if sizes is None else self.states(0).new_empty(count, self.heads, *sizes)
+
+    def transitions(self, layout: ChunkLayout, out: Tensor | None) -> None:
+        if out is None:
+            return
+        if self._run.kernels.transitions is None:
+            products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
+        else:
+            self._run.kernels.transitions(self.prepared, layout, out)
 
     def _transition(self, sequence: int, out: Tensor) -> None:
         """A long sequence is cut into segments, whose transitions are made side by side and then multiplied."""
@@ -159,29 +212,41 @@ class Backward(_Op):
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def replay(self) -> None:
+        self.replay_rows(self._run.layout, self._initial)
+
+    def replay_rows(self, layout: ChunkLayout, initial: Tensor | None) -> None:
         run = self._run
         self._replayed = run.kernels.scan_states(
-            self.prepared, run.layout, run.tiles.states, initial_state=self._initial
+            self.prepared, layout, run.tiles.states, initial_state=initial, into=self._replayed
         )
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
+        self.reverse(self._run.window(sequences), leaving, entering)
+
+    def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
         run = self._run
-        more = {} if self._reversed is None else {"into": self._reversed}
         self._reversed = run.kernels.reverse(
             self.prepared,
-            run.window(sequences),
+            layout,
             run.tiles.reverse,
             do=self._do,
             final_state_gradient=leaving,
             initial_state_gradient=entering,
-            **more,
+            into=self._reversed,
         )
 
     def summarise(self, sequence: int, entering: Tensor) -> None:
+        self.summary(self._run.window(range(sequence, sequence + 1)), None, entering)
+
+    def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         run = self._run
-        layout = run.window(range(sequence, sequence + 1))
         run.kernels.reverse_summary(
-            self.prepared, layout, run.tiles.reverse, do=self._do, initial_state_gradient=entering
+            self.prepared,
+            layout,
+            run.tiles.reverse,
+            do=self._do,
+            initial_state_gradient=entering,
+            final_state_gradient=leaving,
         )
 
     def finish(self) -> tuple[Tensor | None, ...]:
@@ -213,14 +278,18 @@ class _Chunked(torch.autograd.Function):
             op = Forward(run, tensors)
         final = op.states(run.layout.sequence_count) if output_final_state else None
         kept = passes.Kept(entering=None, transitions=None)
-        if run.cp is None:
-            op.run(run.sequences, initial, final)
-        else:
+        pieces = run.pieces(op.prepared)
+        if run.cp is not None:
             kept = passes.forward(op, run.cp, initial, final)
+        elif pieces is not None:
+            kept = split_passes.forward(op, pieces, initial, final)
+        else:
+            op.run(run.sequences, initial, final)
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
         ctx.prepared = op.prepared
+        ctx.pieces = pieces
         return op.o, final
 
     @staticmethod
@@ -234,13 +303,16 @@ class _Chunked(torch.autograd.Function):
         do = value.new_zeros(sizes) if do is None else unit_stride(do)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)
+        kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
             op = Backward(run, ctx.prepared, tensors, do, initial)
-            op.replay()
-            op.run(run.sequences, leaving, entering)
+            if ctx.pieces is not None:
+                split_passes.backward(op, ctx.pieces, kept, initial, leaving, entering)
+            else:
+                op.replay()
+                op.run(run.sequences, leaving, entering)
             return (None, None, entering, *op.finish())
         op = Backward(run, ctx.prepared, tensors, do, entering_states(run.cp.shard, initial, received))
-        kept = passes.Kept(entering=received, transitions=transitions)
         found = passes.backward(op, run.cp, kept, leaving, entering)
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 
@@ -263,10 +335,18 @@ def run_chunks(
     B, T = inputs[kernels.value].shape[:2]
     offsets = cu_seqlens if cp is None else cp.shard.offsets
     layout = chunk_layout(B, T, offsets, tiles.chunk, inputs[0].device)
+    rows, starts = (B, (0, T)) if offsets is None else (1, tuple(offsets))
     given = [initial_state, *inputs, *params]
-    training = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     run = Run(
-        kernels=kernels, keywords=keywords, promises=promises, layout=layout, tiles=tiles, cp=cp, training=training
+        kernels=kernels,
+        keywords=keywords,
+        promises=promises,
+        layout=layout,
+        batch=rows,
+        starts=starts,
+        tiles=tiles,
+        cp=cp,
+        training=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given),
     )
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())

@@ -48,7 +48,10 @@ class ScanTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """One launch configuration of all kernels of an op; `chunk` tokens per chunk."""
+    """One launch configuration of all kernels of an op; `chunk` tokens per chunk.
+
+    segments: into how many the serial kernels cut each sequence, 1 for none; None leaves it to `kcpgen.runtime.split`.
+    """
 
     chunk: int
     prepare: PrepareTiles
@@ -56,6 +59,7 @@ class Tiles:
     states: ScanTiles
     reverse: ScanTiles
     gradients: GradientTiles
+    segments: int | None = None
 
 
 def choose_tiles(

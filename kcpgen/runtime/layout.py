@@ -13,9 +13,9 @@ from itertools import pairwise
 import torch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ChunkLayout:
-    """The chunks of one call.
+    """The chunks of one call; equal to itself only, so that it can be a key.
 
     chunks: int32 [NT, 3], per chunk (batch row, first token in that row, number of tokens).
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -30,3 +30,20 @@ def join(device: torch.device) -> None:
     """From here on the current stream has what ran `beside` it."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_side_stream(device))
+
+
+def side_by_side(device: torch.device, main: Callable[[], None], other: Callable[[], None]) -> None:
+    """`main` and, at the same time, `other`, which may use what `main` allocates but nothing that it computes.
+
+    Both are done for what the current stream does next.
+    """
+    if device.type != "cuda":
+        main()
+        other()
+        return
+    side, current = _side_stream(device), torch.cuda.current_stream(device)
+    side.wait_stream(current)
+    main()
+    with torch.cuda.stream(side):
+        other()
+    current.wait_stream(side)

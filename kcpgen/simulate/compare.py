@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -55,6 +55,7 @@ class Comparison:
 
 def simulate(op: Op, case: Case, spread: Spread, device: str, *, reference: str = "naive") -> Comparison:
     """Run a packed row on one device and on simulated ranks. `reference` "eager" is the float64 chunked form."""
+    case = replace(case, segments=1)  # one device is the witness: it must not be cut as ranks are
     inputs = long_memory(op, case, device)
     exact = in_float64(inputs)
     naive = (

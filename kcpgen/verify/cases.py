@@ -20,6 +20,7 @@ class Case:
 
     offsets: cu_seqlens of a packed row, () for a plain batch. gates, keys: how the log decays and the key vectors are
     drawn (see `kcpgen.verify.inputs`). extreme: the inputs are there to break things, the bound is wider.
+    segments: into how many the kernels cut each sequence, None for what suits the device.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Case:
     keys: str = "random"
     initial_state: bool = True
     loss: str = "both"  # "output", "state" or "both"
+    segments: int | None = None
 
     @property
     def sequences(self) -> int:
@@ -76,6 +78,7 @@ def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(one, label="packed, empty sequences", offsets=FEW_ENDS, tokens=FEW_ENDS[-1]),
         replace(one, label="HV=2H", value_heads=2),
         replace(one, label="repeated keys", tokens=64, keys="repeated", gates="zero"),
+        replace(one, label="in 4 segments", tokens=100, segments=4),
     )
     more = (replace(base, label="fp16", dtype="float16"), replace(base, label="T=1", tokens=1))
     return (*cases, *few) if quick else (*cases, *more, *_corners(op, base))
@@ -90,6 +93,7 @@ def gpu_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(base, label="fp16", dtype="float16"),
         replace(base, label="fp32", dtype="float32"),
         *_corners(op, replace(base, tokens=200)),
+        *_cut(base),
         *([] if quick else [replace(base, label="T=32768", tokens=32768, heads=1, value_heads=1)]),
     )
 
@@ -103,6 +107,14 @@ def _grid(base: Case, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> Itera
 def _unequal(base: Case) -> Iterator[Case]:
     for key, value in ((64, 128), (128, 64), (100, 60), (60, 256)):
         yield replace(base, label=f"K={key} V={value}", key_width=key, value_width=value, tokens=200)
+
+
+def _cut(base: Case) -> Iterator[Case]:
+    """Sequences in segments, as long ones of few heads would be."""
+    yield replace(base, label="in 4 segments", segments=4)
+    yield replace(base, label="fp32 in 4 segments", segments=4, dtype="float32")
+    packed = replace(base, batch=1, offsets=EMPTY_ENDS, tokens=EMPTY_ENDS[-1], key_width=100, value_width=60)
+    yield replace(packed, label="packed, K=100 V=60, in 3 segments", segments=3)
 
 
 def _corners(op: Op, base: Case) -> Iterator[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
 from kcpgen.verify.inputs import Inputs, in_float64, make_inputs
 from kcpgen.verify.op import Op, Recurrence
@@ -71,15 +72,16 @@ def compare(op: Op, case: Case, device: str) -> Comparison:
 def evaluate(call: Recurrence, inputs: Inputs, case: Case, **keywords: Any) -> dict[str, Tensor]:
     """Outputs and gradients of all leaves, by name: o, final_state, d<input>."""
     offsets = torch.tensor(case.offsets, device=inputs.device) if case.offsets else None
-    o, state = call(
-        **inputs.tokens,
-        **inputs.params,
-        **inputs.keywords,
-        initial_state=inputs.initial_state,
-        output_final_state=True,
-        cu_seqlens=offsets,
-        **keywords,
-    )
+    with forced_segments(case.segments):
+        o, state = call(
+            **inputs.tokens,
+            **inputs.params,
+            **inputs.keywords,
+            initial_state=inputs.initial_state,
+            output_final_state=True,
+            cu_seqlens=offsets,
+            **keywords,
+        )
     assert state is not None
     results = [(o, inputs.d_output), (state, inputs.d_state)]
     roots = [(y, dy) for y, dy in results if dy is not None]

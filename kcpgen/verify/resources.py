@@ -114,8 +114,21 @@ def _read(kernel: Any) -> Resources:
 
 
 CASES = tuple(
-    Case(label=f"K=V={size} {dtype}", backend="triton", dtype=dtype, tokens=1024, key_width=size, value_width=size)
-    for size, dtype in ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (64, "float32"))
+    Case(
+        label=f"K=V={size} {dtype}",
+        backend="triton",
+        dtype=dtype,
+        tokens=1024,
+        key_width=size,
+        value_width=size,
+        segments=segments,
+    )
+    for size, dtype, segments in (
+        (64, "bfloat16", 1),
+        (128, "bfloat16", 4),  # with the kernels that sequences in segments take
+        (256, "bfloat16", 1),
+        (64, "float32", 1),
+    )
 )
 
 

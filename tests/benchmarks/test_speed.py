@@ -20,6 +20,7 @@ from benchmarks.harness.device import DeviceLostError, foreign_kernels, triton_n
 from benchmarks.harness.floor import Rates, products, work_of
 from benchmarks.harness.inputs import draw
 from benchmarks.harness.shapes import parse
+from kcpgen.runtime.split import asked_for
 from kcpgen.verify.op import load_op
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -262,3 +263,28 @@ sys.exit(speed.main(["--ops", "gdn", "--shapes", "1x64x2", "--dry-run"]))
 """
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_what_ran_in_segments_is_compared_with_whole_sequences(
+    faked_device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A run whose results depend on the segments does not count, although its window is right."""
+    faked_device.kernels |= {"fold_kernel": 0.1}
+    monkeypatch.setattr(measure.device, "triton_names", lambda prefixes: set(faked_device.kernels))
+    arguments = [*SMALL, "--no-peers", "--segments", "4", "--json", str(tmp_path / "run.json")]
+    assert speed.main(arguments) == 0
+    row = rows_of(tmp_path / "run.json")["kcpgen", "training"]
+    assert {row.errors[f"{name} (whole)"] for name in ("o", "dq", "dk", "dv", "dg", "dbeta")} == {0.0}
+
+    training = measure._training
+
+    def drifting(*whatever: Any) -> measure.Result:
+        found = training(*whatever)
+        found.gradients["k"] = found.gradients["k"] * (1.0 if asked_for(None) == 1 else 1.1)
+        return found
+
+    monkeypatch.setattr(measure, "_training", drifting)
+    assert speed.main(arguments) == 1
+    row = rows_of(tmp_path / "run.json")["kcpgen", "training"]
+    assert row.status == "wrong"
+    assert "dk (whole)" in row.message

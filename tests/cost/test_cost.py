@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from kcpgen.plan import KernelPlan, make_plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = parse_sizes("1x8192x32x128x128")
+H200 = DEVICES["h200"]
+NARROW = replace(H200, multiprocessors=16)
 
 
 def plan_of(spec: Path) -> KernelPlan:
@@ -130,12 +133,29 @@ def test_a_product_of_three_is_taken_from_its_cheaper_end() -> None:
 
 
 def test_a_serial_kernel_takes_its_steps_however_little_it_moves() -> None:
-    few = estimated("gdn", parse_sizes("1x8192x1x128x128")).forward[1]
+    few = estimated("gdn", parse_sizes("1x8192x48x128x128")).forward[1]
+    assert few.work.programs == 96
     assert few.work.steps == 8192 // 64
     assert few.predicted_ms == pytest.approx(128 * (0.40 + 0.015 * 64) / 1e3)
     many = estimated("gdn", parse_sizes("1x8192x96x128x128")).forward[1]
     assert many.work.programs == 192
     assert many.predicted_ms == pytest.approx(2 * few.predicted_ms)
+
+
+def test_few_heads_are_cut_into_segments() -> None:
+    sizes = parse_sizes("1x131072x8x128x128")
+    found, whole = (estimate(plan_of(ROOT / "specs/kda.kcp"), d, sizes, bounded=False) for d in (H200, NARROW))
+    assert (found.segments, whole.segments) == (8, 1)
+    scan, states, reverse = (kernels(found)[name] for name in ("scan", "states", "reverse"))
+    assert {(work.programs, work.steps) for work in (scan, states, reverse)} == {(128, 512)}
+    (forward,) = (k for k in found.forward if k.work.name == "segments")
+    (backward,) = (k for k in found.backward if k.work.name == "segments")
+    assert forward.work.programs == backward.work.programs == 7 * 16
+    assert 512 < backward.work.steps < forward.work.steps < 3 * 512  # the forward works out M as well
+    assert forward.work.reads["W_0"] == scan.reads["W_0"] * 7 / 8
+    assert "segments" not in kernels(whole)
+    serial = [sum(k.predicted_ms for k in some.forward[1:]) for some in (found, whole)]
+    assert serial[0] < serial[1] / 2
 
 
 def test_a_promised_bound_saves_products_only_with_a_decay_per_channel() -> None:

@@ -1,0 +1,142 @@
+"""Forward and backward of sequences cut into segments within one device.
+
+As on the ranks of context parallelism, a segment is summarised by the scan itself, and M is worked out only strictly
+inside a sequence: where one begins, or backward ends, its own state is known. What differs is that all segments of all
+sequences are summarised, put together and run side by side, in one launch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from kcpgen.runtime.chains import fold
+from kcpgen.runtime.context_parallel.passes import Kept
+from kcpgen.runtime.context_parallel.payload import Kind
+from kcpgen.runtime.layout import ChunkLayout
+from kcpgen.runtime.pieces import Pieces
+from kcpgen.runtime.streams import side_by_side
+
+
+class Op(Protocol):
+    """States are [.., HV, K, V] fp32, a row for each row of the layout that a method is given."""
+
+    kind: Kind
+
+    def states(self, count: int) -> Tensor:
+        """Uninitialised [count, HV, K, V]."""
+
+
+class Forward(Op, Protocol):
+    o: Tensor
+
+    def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
+        """Outputs and final states, each unless None. `initial` and `final` may be one tensor."""
+
+    def room_for_transitions(self, count: int) -> Tensor | None:
+        """Uninitialised [count, HV, ...]; None where M is the identity."""
+
+    def transitions(self, layout: ChunkLayout, out: Tensor | None) -> None:
+        """M of every row; nothing to do where there is no room for any."""
+
+
+class Backward(Op, Protocol):
+    def replay_rows(self, layout: ChunkLayout, initial: Tensor | None) -> None:
+        """What the backward needs of the forward's states."""
+
+    def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
+        """Gradients of initial states only. `leaving` and `entering` may be one tensor."""
+
+    def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
+        """Everything that goes from token to token; gradients of initial states unless None."""
+
+
+def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None) -> Kept:
+    """Fill the op's output and `final` [N, HV, K, V]. Kept: the states that enter the segments, M of inner ones."""
+    summaries, starting = _summaries(op, cut.leading, initial, cut.first_leading, cut.sequences)
+    transitions = op.room_for_transitions(cut.inner.sequence_count)
+    _launch(
+        lambda: op.scan(cut.leading, None, starting, summaries),
+        cut.inner,
+        lambda: op.transitions(cut.inner, transitions),
+    )
+
+    entering = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, initial, summaries, transitions, entering, backward=False)
+
+    at_once = _of_whole(initial, cut)
+    of_whole, of_pieces = (
+        None if final is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
+    )
+    _launch(
+        lambda: op.scan(cut.pieces, op.o, entering, of_pieces),
+        cut.whole,
+        lambda: op.scan(cut.whole, op.o, at_once, of_whole),
+    )
+    if final is not None:
+        _put(final, cut, of_whole, of_pieces, cut.last)
+    return Kept(entering=entering, transitions=transitions)
+
+
+def backward(
+    op: Backward, cut: Pieces, kept: Kept, initial: Tensor | None, leaving: Tensor | None, entering: Tensor | None
+) -> None:
+    """leaving: the gradient of final states [N, HV, K, V]; entering: that of initial ones, to be filled."""
+    assert kept.entering is not None
+    at_once = _of_whole(initial, cut)
+    _launch(lambda: op.replay_rows(cut.pieces, kept.entering), cut.whole, lambda: op.replay_rows(cut.whole, at_once))
+
+    summaries, starting = _summaries(op, cut.following, leaving, cut.last_following, cut.sequences)
+    op.summary(cut.following, starting, summaries)
+    gradients = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, leaving, summaries, kept.transitions, gradients, backward=True)
+
+    reaching = _of_whole(leaving, cut)
+    of_whole, of_pieces = (
+        None if entering is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
+    )
+    _launch(
+        lambda: op.reverse(cut.pieces, gradients, of_pieces),
+        cut.whole,
+        lambda: op.reverse(cut.whole, reaching, of_whole),
+    )
+    if entering is not None:
+        _put(entering, cut, of_whole, of_pieces, cut.first)
+
+
+def _launch(main: Callable[[], None], layout: ChunkLayout, other: Callable[[], None]) -> None:
+    """`main`, and beside it `other`, which works on `layout`; that may be without rows."""
+    if layout.sequence_count:
+        side_by_side(layout.sequences.device, main, other)
+    else:
+        main()
+
+
+def _summaries(
+    op: Op, layout: ChunkLayout, given: Tensor | None, rows: Tensor, sequences: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Room for a layout's summaries, and what they start from: the caller's states in `rows`, zero in all others.
+
+    That is the same memory: a program reads its tile of a state before anything, and writes it after everything.
+    """
+    summaries = op.states(layout.sequence_count)
+    if given is None:
+        return summaries, None
+    summaries.zero_()
+    summaries[rows] = given[sequences]
+    return summaries, summaries
+
+
+def _of_whole(given: Tensor | None, cut: Pieces) -> Tensor | None:
+    return None if given is None or not cut.whole.sequence_count else given[cut.whole_sequences]
+
+
+def _put(out: Tensor, cut: Pieces, of_whole: Tensor | None, of_pieces: Tensor | None, ends: Tensor) -> None:
+    """States by row of the tables to the caller's rows, those of chains from the segment at their end."""
+    assert of_whole is not None
+    assert of_pieces is not None
+    if len(of_whole):
+        out[cut.whole_sequences] = of_whole
+    out[cut.sequences] = of_pieces[ends]
