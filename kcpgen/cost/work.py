@@ -71,8 +71,8 @@ class Counting:
             *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
             self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
             self._score_gradients(),
-            *((self._pair_gradients(),) if self.plan.decay_axis else ()),
-            self._gradients(),
+            self._walk_over_states(),
+            *((self._near_gradients(),) if self.plan.decay_axis else ()),
         )
         return kernels if self.sizes.H == self.sizes.HV else (*kernels, self._group_sums())
 
@@ -110,22 +110,21 @@ class Counting:
         writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
         return self._parallel("score_gradients", {**reads, **solve, **self._sums}, writes, self._flops(equations))
 
-    def _pair_gradients(self) -> KernelWork:
-        """Pairs within a block, one by one: no products of tiles."""
-        near = {**self._near, "G": float(self.KP * FULL)}
-        return self._parallel("pair_gradients", {**self._on_keys, **self._score_bytes, **self._sums}, near, 0.0)
-
-    def _gradients(self) -> KernelWork:
+    def _walk_over_states(self) -> KernelWork:
+        """What reads the states: all of the key axis, or where every channel decays, what comes from afar."""
         equations = [e for e in self.plan.form.gradients if e.target.name in ("da_in", "dq_in", "dw_out", "ddecay_out")]
         states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
         reads |= self._values("dR", self.plan.erasing)
-        if self.plan.decay_axis:
-            reads |= {**self._near, "G": float(self.KP * FULL)}
         far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis else 1
         pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
-        writes = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in self.plan.spec.inputs if i.axis != "V"}
-        return self._parallel("gradients", reads, writes, self._flops(equations) + pairs)
+        name, writes = ("far_gradients", self._far) if self.plan.decay_axis else ("gradients", self._key_gradients)
+        return self._parallel(name, reads, writes, self._flops(equations) + pairs)
+
+    def _near_gradients(self) -> KernelWork:
+        """Pairs within a block, one by one: no products of tiles. Adding up key blocks moves next to nothing."""
+        reads = {**self._on_keys, **self._score_bytes, **self._far, **self._sums}
+        return self._parallel("gradients", reads, self._key_gradients, 0.0)
 
     @property
     def _corrected(self) -> dict[str, float]:
@@ -143,10 +142,14 @@ class Counting:
         return {f"d{score}": float(self.C * LOW) for score, _, _ in rows_of_scores(self.plan)}
 
     @property
-    def _near(self) -> dict[str, float]:
-        """What pairs within a block give every row and column operand, between kernels."""
+    def _far(self) -> dict[str, float]:
+        """What reaches every row and column operand from afar, between kernels."""
         names = ["read", *(f"erase_{i}" for i in self.plan.erasing), *(f"write_{j}" for j in self.plan.terms)]
-        return {f"near d_{name}": float(self.KP * FULL) for name in names}
+        return {**{f"d_{name}": float(self.KP * FULL) for name in names}, "dG_end": self.KP * FULL / self.C}
+
+    @property
+    def _key_gradients(self) -> dict[str, float]:
+        return {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in self.plan.spec.inputs if i.axis != "V"}
 
     @property
     def _on_keys(self) -> dict[str, float]:

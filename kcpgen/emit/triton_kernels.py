@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_far_gradients import emit_far_gradients
 from kcpgen.emit.triton_gradients import emit_gradients
-from kcpgen.emit.triton_pair_gradients import emit_pair_gradients
+from kcpgen.emit.triton_near_gradients import emit_near_gradients
+from kcpgen.emit.triton_operands import scalar_inputs
 from kcpgen.emit.triton_prepare import emit_prepare
 from kcpgen.emit.triton_scan import emit_reverse, emit_scan
 from kcpgen.emit.triton_score_gradients import emit_score_gradients
@@ -23,11 +27,23 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
         "scan.py": emit_scan(plan),
         "reverse.py": emit_reverse(plan),
         "score_gradients.py": emit_score_gradients(plan, shared),
-        **({"pair_gradients.py": emit_pair_gradients(plan, shared)} if plan.decay_axis else {}),
-        "gradients.py": emit_gradients(plan, shared),
+        **_key_axis(plan, shared),
         **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
         "autograd.py": _emit_autograd(plan),
     }
+
+
+def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
+    """The backward's kernels on the key axis: a decay per channel keeps near pairs of tokens apart from far ones."""
+    if not plan.decay_axis:
+        return {"gradients.py": emit_gradients(plan, shared)}
+    return {"far_gradients.py": emit_far_gradients(plan, shared), "gradients.py": emit_near_gradients(plan, shared)}
+
+
+def _launches(plan: KernelPlan) -> str:
+    """How many kernels the backward launches."""
+    finishes = bool(scalar_inputs(plan) or plan.sums)
+    return {4: "four", 5: "five", 6: "six"}[4 + bool(plan.decay_axis) + (bool(plan.decay_axis) and finishes)]
 
 
 def _modes(plan: KernelPlan) -> list[str]:
@@ -78,7 +94,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         params=[p.name for p in spec.params],
         forwarded=[f'"{name}": {name}' for name in plain],
         promises=['"bounded": bounded'] if plan.decay_axis else [],
-        launches="five" if plan.decay_axis else "four",
+        launches=_launches(plan),
         keywords=[
             *(p.name for p in spec.params),
             *(c.name for c in spec.constants),

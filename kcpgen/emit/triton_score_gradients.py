@@ -48,8 +48,10 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         chunk_operands=in_rows(f"{name}_ptr" for name in [*per_token_operands(plan), *_solve_operands(plan)]),
         launch_operands=in_rows(_launch_operands(plan)),
         score_names=names,
-        score_pointers=in_rows(f"{name}_ptr" for name in names),
-        score_tensors=in_rows(names),
+        summed=len(plan.sums) if sums_over_values(plan) else 0,
+        results=score_results(plan),
+        result_pointers=in_rows(f"{name}_ptr" for name in score_results(plan)),
+        result_tensors=in_rows(score_results(plan)),
         gradient_pointers=in_rows(f"d_{d.name}_ptr" for d in filled),
         gradient_tensors=in_rows(f"d_{d.name}" for d in filled),
         finished=[f"d_{d.name}: torch.Tensor{' | None' if isinstance(d, Param) else ''}," for d in filled],
@@ -93,6 +95,31 @@ def summed_over_values(plan: KernelPlan) -> list[TokenInput | Param]:
     return [d for d in scalar_inputs(plan) if any(re.search(rf"\bd_{d.name} [+-]?= ", line) for line in lines)]
 
 
+def sums_over_values(plan: KernelPlan) -> list[str]:
+    """Sums over keys that values are made of: the value axis has a share of their gradient."""
+    lines = list(_value_inputs(plan))
+    return [s.name for s in plan.sums if any(re.search(rf"\bd_{s.name} [+-]?= ", line) for line in lines)]
+
+
+def score_results(plan: KernelPlan) -> list[str]:
+    """What the launcher returns."""
+    return [*score_gradients(plan), *(["d_sums"] if sums_over_values(plan) else [])]
+
+
+def sum_place(plan: KernelPlan, name: str) -> str:
+    number = [s.name for s in plan.sums].index(name)
+    return f"d_sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows"
+
+
+def start_sums(plan: KernelPlan) -> list[str]:
+    """Gradients of sums over keys where the key axis takes over."""
+    shared = sums_over_values(plan)
+    return [
+        f"d_{s.name} = " + (f"tl.load({sum_place(plan, s.name)})" if s.name in shared else "tl.zeros((C,), tl.float32)")
+        for s in plan.sums
+    ]
+
+
 def _early(plan: KernelPlan) -> list[str]:
     """One number per token and head, the blocks of the solve, and the sums over the value axis."""
     stored = [name for name in _solve_operands(plan) if name != "sums"]
@@ -102,6 +129,7 @@ def _early(plan: KernelPlan) -> list[str]:
         *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in score_gradients(plan)),
         *(start_gradient(d) for d in summed_over_values(plan)),
+        *(f"d_{name} = tl.zeros((C,), tl.float32)" for name in sums_over_values(plan)),
     ]
 
 
@@ -173,3 +201,4 @@ def _stores(plan: KernelPlan) -> Iterator[str]:
     yield from (f"tl.store({name}_ptr + score_tile, {name}.to(LOW))" for name in score_gradients(plan))
     for d in summed_over_values(plan):
         yield store_input(d) if isinstance(d, TokenInput) else f"if d_{d.name}_ptr is not None:\n    {store_param(d)}"
+    yield from (f"tl.store({sum_place(plan, name)}, d_{name})" for name in sums_over_values(plan))

@@ -150,23 +150,23 @@ def undone(plan: KernelPlan, index: int, rewrite: PlannedRewrite) -> tuple[Backw
     return pulled, [f"if {mode_name(rewrite.option)} == {rewrite.mode}:", *lines]
 
 
-def begun(declared: Iterable[TokenInput | Param], lines: Sequence[str]) -> list[str]:
+def begun(declared: Iterable[TokenInput | Param], lines: Sequence[str], tokens: str = "C") -> list[str]:
     """Lines that add to gradients, where each gradient starts: with its first share, or at zero."""
     lines, starts = list(lines), []
     for d in declared:
         first = next((at for at, line in enumerate(lines) if re.search(rf"\bd_{d.name}\b", line)), None)
         added = None if first is None else re.match(rf"d_{d.name} ([+-])= ", lines[first])
         if first is None or added is None:
-            starts.append(start_gradient(d))
+            starts.append(start_gradient(d, tokens))
         else:
             sign = "-" if added[1] == "-" else ""
             lines[first] = f"d_{d.name} = {sign}{lines[first][added.end() :]}"
     return [*starts, *lines]
 
 
-def start_gradient(declared: TokenInput | Param) -> str:
+def start_gradient(declared: TokenInput | Param, tokens: str = "C") -> str:
     width = {"": "", "K": "BK", "V": "BV"}[declared.axis]
-    sizes = [*(["C"] if isinstance(declared, TokenInput) else []), *([width] if width else [])]
+    sizes = [*([tokens] if isinstance(declared, TokenInput) else []), *([width] if width else [])]
     shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
     return f"d_{declared.name} = tl.zeros({shape}, tl.float32)"
 

@@ -23,7 +23,7 @@ class GradientTiles:
     """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight.
 
     score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by one, in
-    programs of `pair_block` key columns and `pair_warps` warps.
+    programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of the kernel that adds up key blocks.
     """
 
     key_block: int
@@ -35,6 +35,7 @@ class GradientTiles:
     pair_rows: int = 8
     pair_block: int = 64
     pair_warps: int = 4
+    finish_warps: int = 2
 
 
 @dataclass(frozen=True, kw_only=True)

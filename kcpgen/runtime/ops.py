@@ -114,15 +114,36 @@ def sum_scalars(chosen, x):
 
 
 @triton.jit
-def sums_from_on(rows, x, LOW: tl.constexpr):
-    """[C, WIDTH]: for each token the sum of fp32 x over it and all after it. A product with ones, in two 16-bit parts
-    of x where dots have 16 bits (2^-17): a scan over rows takes a shuffle for every element and step."""
-    chosen = tl.where(from_on(rows), 1.0, 0.0)
+def in_parts(x, LOW: tl.constexpr):
+    """fp32 x as a tuple of tiles whose sum it is: three of 16 bits, which hold all 24 of it, where dots have 16."""
     if tl.float32 == LOW:
-        return tl.dot(chosen, x, input_precision="tf32x3")
-    ones = chosen.to(tl.bfloat16)
+        return (x,)
     high = x.to(tl.bfloat16)
-    return tl.dot(ones, high) + tl.dot(ones, (x - high.to(tl.float32)).to(tl.bfloat16))
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))
+
+
+@triton.jit
+def sum_tokens(chosen, parts):
+    """[C, WIDTH]: for each token t the sum of x over the tokens s with chosen[t, s], from x `in_parts`, in fp32.
+
+    A product with zeros and ones: no thread needs another one's rows, and no difference of two large sums is taken.
+    """
+    ones = tl.where(chosen, 1.0, 0.0).to(parts[0].dtype)
+    total = tl.dot(ones, parts[0], input_precision="tf32x3")
+    for part in tl.static_range(1, len(parts)):
+        total = tl.dot(ones, parts[part], total)
+    return total
+
+
+@triton.jit
+def level_span(rows, level):
+    """chosen[t, s]: tokens between t and the edge of its block's halves at `level`, t itself if in the later half."""
+    t = rows[:, None]
+    s = rows[None, :]
+    edge = ((t >> (level + 1)) << (level + 1)) + (1 << level) - 1
+    return ((s > edge) & (s <= t)) | ((s > t) & (s <= edge))
 
 
 @triton.jit

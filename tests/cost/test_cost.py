@@ -188,7 +188,7 @@ def test_the_command_writes_json() -> None:
         "states",
         "reverse",
         "score_gradients",
-        "pair_gradients",
+        "far_gradients",
         "gradients",
         "group sums",
     ]

@@ -1,0 +1,99 @@
+"""`far_gradients.py`: states and pairs of tokens far apart in the backward, where every channel decays on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_blocks import math
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_key_axis import EQUATIONS, chunk_operands, chunk_tensors, key_pass, key_sums
+from kcpgen.emit.triton_operands import (
+    column_names,
+    form_operands,
+    is_exclusive,
+    load_keys,
+    load_scalars,
+    row_names,
+    score_gradient,
+    score_gradients,
+)
+from kcpgen.emit.triton_prologue import in_rows, log_decay, used_arguments
+from kcpgen.plan import KernelPlan
+
+
+def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
+    scores, results = score_gradients(plan), [f"d_{name}" for name in (*row_names(plan), *column_names(plan))]
+    body: dict[str, list[str]] = {
+        "early": [
+            *load_scalars(plan),
+            *(f"{name}_low = tl.load({name}_ptr + score_tile)" for name in scores),
+            *(f"{name}_T_low = tl.trans({name}_low)" for name in scores),
+        ],
+        "key_start": [f"{name} = tl.zeros((C, BK), tl.float32)" for name in key_sums(plan)]
+        + ["d_decay_out = tl.zeros((BK,), tl.float32)"],
+        "key_pass": key_pass(plan),
+        "key_inputs": [*load_keys(plan), log_decay(plan), *form_operands(plan)],
+        "borders": list(_borders(plan)),
+        "pairs": _pairs(plan),
+    }
+    whole = list(chain.from_iterable(body.values()))
+    sums = ["sums"] if plan.sums else []
+    return render(
+        "far_gradients.py.jinja",
+        title=shared["title"],
+        arguments=shared["arguments"],
+        keywords=shared["backward_keywords"],
+        sizes=shared["sizes"],
+        **body,
+        used=used_arguments(plan, whole),
+        equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
+        device_functions=device_functions(["load_tile(", *whole]),
+        chunk_operands=in_rows(f"{name}_ptr" for name in [*chunk_operands(plan), *sums]),
+        launch_operands=in_rows([*chunk_tensors(plan), *(f"prepared.{name}" for name in sums)]),
+        score_arguments=[f"{name}: torch.Tensor" for name in scores],
+        results=results,
+        result_pointers=in_rows(f"{name}_ptr" for name in [*results, "dG_end"]),
+        result_tensors=in_rows([*results, "dG_end"]),
+    )
+
+
+def _borders(plan: KernelPlan) -> Iterator[str]:
+    """Rows read the state at the chunk's start, columns reach its end."""
+    rows = {"read": "dq_in", **{f"erase_{i}": f"da_in_{i}" for i in plan.erasing}}
+    yield "decay_parts = in_parts(log_decay, LOW)"
+    for row, total in rows.items():
+        since_start = "before" if is_exclusive(plan, row) else "up_to"
+        yield f"d_{row} = {total} * tl.exp2(sum_tokens({since_start}(rows), decay_parts))"
+    for j in plan.terms:
+        yield f"d_write_{j} = dw_out_{j} * tl.exp2(sum_tokens(after(rows), decay_parts))"
+    leaving = "".join(f" + tl.sum(write_{j} * d_write_{j}, axis=0)" for j in plan.terms)
+    yield f"dG_end = tl.exp2(tl.sum(log_decay, axis=0)) * d_decay_out{leaving}"
+
+
+def _pairs(plan: KernelPlan) -> list[str]:
+    rows, columns = row_names(plan), column_names(plan)
+
+    def weight(row: str, j: int, turned: str) -> str:
+        return f"tl.where(owned{turned}, {score_gradient(row, j)}{turned}_low, 0.0)"
+
+    row_shares: list[Value] = [
+        [_row(plan, r), " + ".join(f"dot({weight(r, j, '')}, {c}_E, PRECISION)" for j, c in enumerate(columns))]
+        for r in rows
+    ]
+    column_shares: list[Value] = [
+        [c, " + ".join(f"dot({weight(r, j, '_T')}, {r}_E, PRECISION)" for r in rows)] for j, c in enumerate(columns)
+    ]
+    return render(
+        "decay/pairs_vector.py.jinja",
+        rows=[_row(plan, r) for r in rows],
+        columns=columns,
+        exclusive_rows=[r for r in rows if is_exclusive(plan, r)],
+        row_shares=row_shares,
+        column_shares=column_shares,
+    ).splitlines()
+
+
+def _row(plan: KernelPlan, row: str) -> Mapping[str, Value]:
+    return {"name": row, "decay": "E_before" if is_exclusive(plan, row) else "E"}

@@ -1,0 +1,113 @@
+"""What the key axis of the backward is made of, whether one kernel walks it or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kcpgen.emit.render import Value
+from kcpgen.emit.triton_blocks import variable
+from kcpgen.emit.triton_operands import operands, score_gradients
+from kcpgen.emit.triton_score_gradients import block_printer, per_token_operands, score_results, summed_over_values
+from kcpgen.emit.triton_sweeps import Sweeps, start_gradient, store_input, store_param
+from kcpgen.plan import KernelPlan
+from kcpgen.spec import Param, TokenInput
+from kcpgen.tokenwise import names
+
+EQUATIONS = ("da_in", "dq_in", "dw_out", "ddecay_out")
+
+
+def strings(value: Value) -> list[str]:
+    assert isinstance(value, list)
+    return [str(item) for item in value]
+
+
+def chunk_operands(plan: KernelPlan) -> list[str]:
+    """Scratch that the walk over states reads, beside sums."""
+    corrected = [name for name in per_token_operands(plan) if not name.endswith("_rest")]
+    return [*corrected, *score_gradients(plan)]
+
+
+def chunk_tensors(plan: KernelPlan) -> list[str]:
+    """What the launcher passes for `chunk_operands`."""
+    return [
+        *(f"prepared.U0_{j}" for j in plan.terms),
+        *(f"corrected_gradients[{j}]" for j in plan.terms),
+        *score_gradients(plan),
+    ]
+
+
+def launcher(plan: KernelPlan, shared: Mapping[str, Value], sweeps: Sweeps) -> dict[str, Value]:
+    """The parts of the host function `gradients` that do not depend on its kernels."""
+    declared: list[TokenInput | Param] = [*plan.spec.inputs, *plan.spec.params]
+    on_values = [d for d in declared if d.axis == "V"] + summed_over_values(plan)
+    return {
+        "title": shared["title"],
+        "arguments": shared["arguments"],
+        "keywords": shared["backward_keywords"],
+        "passed": [keyword.partition(":")[0] for keyword in strings(shared["backward_keywords"])],
+        "sizes": shared["sizes"],
+        "value_input": shared["value_input"],
+        "inputs": [d.name for d in declared],
+        "differentiable": [d.name for d in declared],
+        "score_results": score_results(plan),
+        "value_gradients": [f"d_{d.name}" for d in declared if d in on_values],
+        "allocate": _allocate(plan, sweeps),
+        "returned": [f"sum_over_group(d_{i.name}, {i.name})" for i in plan.spec.inputs]
+        + [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
+    }
+
+
+def _allocate(plan: KernelPlan, sweeps: Sweeps) -> list[str]:
+    lines = []
+    for i in plan.spec.inputs:
+        carrying = "True" if i in summed_over_values(plan) else sweeps.carrying(i.name)
+        lines.append(f"d_{i.name} = gradient_buffer({i.name}, HV" + (")" if carrying == "False" else f", {carrying})"))
+    return lines + [f"d_{p.name} = partial_sums({p.name}, layout.chunk_count, HV)" for p in plan.spec.params]
+
+
+def resumed(d: TokenInput | Param) -> list[str]:
+    """The gradient so far, from the value axis."""
+    if isinstance(d, TokenInput):
+        return [f"d_{d.name} = load_column(d_{d.name}_ptr + token_head, HV, rows, count)"]
+    return [start_gradient(d), f"if d_{d.name}_ptr is not None:", f"    d_{d.name} += tl.load(d_{d.name}_ptr + at)"]
+
+
+def key_sums(plan: KernelPlan) -> list[str]:
+    """Sums over the value axis, by key channel: of rows, of columns, of the state's own decay."""
+    return ["dq_in", *(f"da_in_{i}" for i in plan.erasing), *(f"dw_out_{j}" for j in plan.terms)]
+
+
+def key_pass(plan: KernelPlan) -> list[str]:
+    """One step of the sums over the value axis."""
+    out = block_printer(plan)
+    lines = [
+        *(f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms),
+        *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)" for e in plan.erasing),
+    ]
+    for e in plan.form.gradients:
+        if e.target.name in EQUATIONS[:3]:
+            lines.append(f"{variable(e.target)} += {out.right_side(e.terms)}")
+    return lines
+
+
+def make_sweeps(plan: KernelPlan) -> Sweeps:
+    """Gradients of the operands, carried to the inputs."""
+    sweeps = Sweeps(plan=plan)
+    for value in plan.values:
+        for name in names(value):
+            sweeps.complete.setdefault(name, 0)
+    for name, expr in operands(plan).items():
+        sweeps.pull(expr, f"d_{name}", name, in_loop=True)
+    if plan.decay_axis is not None:
+        sweeps.pull(plan.decay_log, "d_log_decay", "decay", in_loop=plan.decay_axis == "K")
+    sweeps.finish()
+    return sweeps
+
+
+def store_scalars(plan: KernelPlan) -> list[str]:
+    """Gradients of what has one number per token or head."""
+    lines = [store_input(i) for i in plan.inputs_on("")]
+    for p in plan.spec.params:
+        if not p.axis:
+            lines += [f"if d_{p.name}_ptr is not None:", f"    {store_param(p)}"]
+    return lines
