@@ -10,12 +10,20 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
-    """Tiles of a chunk-parallel kernel: padded widths, columns of the value loop, warps per program."""
+    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, and the
+    registers a thread may have, where that is less than it would take."""
 
     key_width: int
     value_width: int
+    key_block: int
     value_block: int
     warps: int
+    registers: int | None = None
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Options of the launch itself."""
+        return {"num_warps": self.warps} | ({} if self.registers is None else {"maxnreg": self.registers})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +77,7 @@ def choose_tiles(
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
-            key_width=key_width, value_width=value_width, value_block=parallel, warps=8 if wide else 4
+            key_width=key_width, value_width=value_width, key_block=key_block, value_block=parallel, warps=4
         ),
         scan=scan,
         states=scan,

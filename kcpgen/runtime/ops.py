@@ -87,18 +87,21 @@ def decays(log_decay):
 
 @triton.jit
 def same_level(rows, columns, level):
-    """[C, C] mask of the pairs (later row, earlier column) that `level` owns."""
-    t = rows[:, None]
-    s = columns[None, :]
-    return (t > s) & (((t ^ s) >> level) == 1)
+    """[C, C] mask of the pairs (later row, earlier column) that `level` owns.
+
+    In blocks of 2**level the row's number is odd and the column's the one before: one comparison an element.
+    """
+    half = columns >> level
+    later_half = tl.where((half & 1) == 0, half + 1, -1)
+    return (rows >> level)[:, None] == later_half[None, :]
 
 
 @triton.jit
 def same_level_T(rows, columns, level):
     """The transpose of `same_level`: (earlier row, later column)."""
-    t = columns[None, :]
-    s = rows[:, None]
-    return (t > s) & (((t ^ s) >> level) == 1)
+    half = rows >> level
+    later_half = tl.where((half & 1) == 0, half + 1, -1)
+    return later_half[:, None] == (columns >> level)[None, :]
 
 
 @triton.jit
@@ -150,8 +153,8 @@ def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
 @triton.jit
 def level_decay(G, edge, rows, level):
     """[C, WIDTH] factors <= 1: from the edge through a token of the later half; from after one of the earlier to it."""
-    later = (((rows >> level) & 1) == 1)[:, None]
-    return tl.exp2(tl.where(later, G - edge, edge - G))
+    sign = tl.where(((rows >> level) & 1) == 1, 1.0, -1.0)
+    return tl.exp2((G - edge) * sign[:, None])
 
 
 @triton.jit
@@ -168,30 +171,22 @@ def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
-    """Block-diagonal [C, C] of the inverses of the 16 x 16 diagonal blocks of I - L, by forward substitution in fp32.
+def invert_diagonal_blocks(scratch, rows, C: tl.constexpr):
+    """Turn the 16 x 16 diagonal blocks of the L in `scratch`, [C, C], into the inverses of those of I - L.
 
-    Every thread owns a column of a block; the entries of L it needs come by broadcast from `scratch`, C * 16 fp32
-    numbers of this program's own.
+    Forward substitution in fp32: every thread owns a column of a block, the entries of L it needs come by broadcast.
     """
     column = tl.arange(0, 16)
-    block = tl.arange(0, C // 16)
-    same_block = (rows[:, None] // 16) == (rows[None, :] // 16)
-    place = scratch + rows[:, None] * 16 + (rows % 16)[None, :]
-    tl.debug_barrier()
-    tl.store(place, L, mask=same_block)
-    tl.debug_barrier()
+    block = tl.arange(0, C // 16) * (16 * C + 16)
     solved = ()
     for t in tl.static_range(16):
         row = tl.where(column == t, 1.0, 0.0)[None, :] + tl.zeros((C // 16, 16), tl.float32)
         for s in tl.static_range(t):
-            row += tl.load(scratch + (block * 16 + t) * 16 + s)[:, None] * solved[s]
+            row += tl.load(scratch + (block + (t * C + s)))[:, None] * solved[s]
         solved = solved + (row,)  # type: ignore[assignment]  # noqa: RUF005 (Triton's own way to grow a tuple)
     tl.debug_barrier()
     for t in tl.static_range(16):
-        tl.store(scratch + (block[:, None] * 16 + t) * 16 + column[None, :], solved[t])
-    tl.debug_barrier()
-    return tl.load(place, mask=same_block, other=0.0)
+        tl.store(scratch + (block[:, None] + t * C + column[None, :]), solved[t])
 
 
 @triton.jit
@@ -225,15 +220,22 @@ def dot_fp32(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C].
+    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C]; `scratch` is as large and the program's own.
 
     Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the
     size need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when
-    keys repeat.
+    keys repeat. L goes through memory as a whole, which also keeps its own dots and those here from being compiled as
+    one chain: warps of a chain are put along one side of a tile, and share their work only where that side is long.
     """
-    X = invert_diagonal_blocks(L, scratch, rows, C)
+    place = scratch + rows[:, None] * C + rows[None, :]
+    tl.debug_barrier()
+    tl.store(place, L)
+    tl.debug_barrier()
+    invert_diagonal_blocks(scratch, rows, C)
+    tl.debug_barrier()
+    X = tl.load(place, mask=in_block(rows), other=0.0)
     for level in tl.static_range(4, LEVELS):
-        across = tl.where(same_level(rows, rows, level), L, 0.0)
+        across = tl.load(place, mask=same_level(rows, rows, level), other=0.0)
         X += dot_fp32(dot_fp32(X, across, PRECISION), X, PRECISION)
     return X
 
