@@ -162,7 +162,7 @@ def prepare_kernel(
         tl.debug_barrier()  # before any thread writes over what another has to read
         tl.store(
             W_0_ptr + key_tile,
-            dot_whole(T_0_0 * (-beta)[None, :] * tl.exp2(G_before)[None, :], a_in_0_low, PRECISION).to(LOW),
+            (-dot_whole(T_0_0 * beta[None, :] * tl.exp2(G_before)[None, :], a_in_0_low, PRECISION)).to(LOW),
         )
     for start in range(0, VP, BV):
         columns = start + tl.arange(0, BV)

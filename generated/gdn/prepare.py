@@ -166,7 +166,7 @@ def prepare_kernel(
         a_in_0_low = tl.load(W_0_ptr + key_tile)
         tl.debug_barrier()  # before any thread writes over what another has to read
         tl.store(
-            W_0_ptr + key_tile, dot_whole(T_0_0 * (-beta)[None, :] * tl.exp2(G)[None, :], a_in_0_low, PRECISION).to(LOW)
+            W_0_ptr + key_tile, (-dot_whole(T_0_0 * beta[None, :] * tl.exp2(G)[None, :], a_in_0_low, PRECISION)).to(LOW)
         )
     for start in range(0, VP, BV):
         columns = start + tl.arange(0, BV)

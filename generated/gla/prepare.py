@@ -113,14 +113,14 @@ def prepare_kernel(
             E_column = tl.exp2(anchor - G)
             k_column = (k * E_column).to(LOW)
             q_row = (q * E_row).to(LOW)
-            A_0 += tl.where(owned, dot(q_row, tl.trans(k_column), PRECISION), 0.0)
+            A_0 = tl.where(owned, A_0 + dot(q_row, tl.trans(k_column), PRECISION), A_0)
         for level in tl.range(4 if BOUNDED else 0, LEVELS, num_stages=1):
             owned = same_level(rows, rows, level)
             edge = level_edge(work, rows, lanes, level, BK)
             E = level_decay(G, edge, rows, level)
             k_E = (k * E).to(LOW)
             q_E = (q * E).to(LOW)
-            A_0 += tl.where(owned, dot(q_E, tl.trans(k_E), PRECISION), 0.0)
+            A_0 = tl.where(owned, A_0 + dot(q_E, tl.trans(k_E), PRECISION), A_0)
     A_0 += tl.where(rows[:, None] == rows[None, :], own_0[:, None], 0.0)
     A_0 *= scale
 

@@ -166,16 +166,16 @@ def prepare_kernel(
             k_column = (k * E_column).to(LOW)
             k_row = (k * E_row).to(LOW)
             q_row = (q * E_row).to(LOW)
-            A_0 += tl.where(owned, dot(q_row, tl.trans(k_column), PRECISION), 0.0)
-            L_0_0 += tl.where(owned, dot(k_row, tl.trans(k_column), PRECISION), 0.0)
+            A_0 = tl.where(owned, A_0 + dot(q_row, tl.trans(k_column), PRECISION), A_0)
+            L_0_0 = tl.where(owned, L_0_0 + dot(k_row, tl.trans(k_column), PRECISION), L_0_0)
         for level in tl.range(4 if BOUNDED else 0, LEVELS, num_stages=1):
             owned = same_level(rows, rows, level)
             edge = level_edge(work, rows, lanes, level, BK)
             E = level_decay(G, edge, rows, level)
             k_E = (k * E).to(LOW)
             q_E = (q * E).to(LOW)
-            A_0 += tl.where(owned, dot(q_E, tl.trans(k_E), PRECISION), 0.0)
-            L_0_0 += tl.where(owned, dot(k_E, tl.trans(k_E), PRECISION), 0.0)
+            A_0 = tl.where(owned, A_0 + dot(q_E, tl.trans(k_E), PRECISION), A_0)
+            L_0_0 = tl.where(owned, L_0_0 + dot(k_E, tl.trans(k_E), PRECISION), L_0_0)
     A_0 += tl.where(rows[:, None] == rows[None, :], own_0[:, None], 0.0)
     A_0 *= scale
     L_0_0 *= (-beta)[:, None]
@@ -193,7 +193,7 @@ def prepare_kernel(
         key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]
         a_in_0_low = tl.load(W_0_ptr + key_tile)
         tl.debug_barrier()  # before any thread writes over what another has to read
-        tl.store(W_0_ptr + key_tile, dot_whole(T_0_0 * (-beta)[None, :], a_in_0_low, PRECISION).to(LOW))
+        tl.store(W_0_ptr + key_tile, (-dot_whole(T_0_0 * beta[None, :], a_in_0_low, PRECISION)).to(LOW))
     for start in range(0, VP, BV):
         columns = start + tl.arange(0, BV)
         value_tile = at * (C * VP) + rows[:, None] * VP + columns[None, :]

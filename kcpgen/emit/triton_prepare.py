@@ -271,17 +271,25 @@ def _solved_keys(plan: KernelPlan) -> list[str]:
     lines = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
     lines.append("tl.debug_barrier()  # before any thread writes over what another has to read")
     for i in plan.erasing:
-        solved = " + ".join(f"dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
+        solved = ""
+        for e in plan.erasing:
+            negative = plan.erase[e].coefficient.could_extract_minus_sign()
+            sign = ("-" if negative else "") if not solved else " - " if negative else " + "
+            solved += f"{sign}dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)"
         lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
     return lines
 
 
 def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
-    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors are rounded only once."""
+    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors are rounded only once.
+
+    But for its sign: what erases by beta mostly writes by beta, and T beta is then split into halves once for both.
+    """
     code, row = printer(plan), plan.erase[e]
+    size = -row.coefficient if row.coefficient.could_extract_minus_sign() else row.coefficient
     factors = []
-    if row.coefficient != 1:
-        factors.append(code.atom(row.coefficient, "") + ("[None, :]" if code.varies_by_token(row.coefficient) else ""))
+    if size != 1:
+        factors.append(code.atom(size, "") + ("[None, :]" if code.varies_by_token(size) else ""))
     if plan.decay_axis == "":
         factors.append(f"tl.exp2({'G_before' if row.exclusive else 'G'})[None, :]")
     return f"T_{i}_{e}" + (f" * {' * '.join(factors)}" if factors else "")

@@ -171,7 +171,7 @@ def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def invert_diagonal_blocks(scratch, rows, C: tl.constexpr):
+def invert_diagonal_blocks(scratch, C: tl.constexpr):
     """Turn the 16 x 16 diagonal blocks of the L in `scratch`, [C, C], into the inverses of those of I - L.
 
     Forward substitution in fp32: every thread owns a column of a block, the entries of L it needs come by broadcast.
@@ -222,22 +222,34 @@ def dot_fp32(a, b, PRECISION: tl.constexpr):
 def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
     """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C]; `scratch` is as large and the program's own.
 
-    Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the
-    size need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when
-    keys repeat. L goes through memory as a whole, which also keeps its own dots and those here from being compiled as
-    one chain: warps of a chain are put along one side of a tile, and share their work only where that side is long.
+    Blocks of 16 by substitution, then merged: if X and Y are the inverses of two diagonal blocks, Y L X lies between
+    them. No power of L is formed: Neumann series blow up when keys repeat. All of it happens in memory, where blocks
+    can be addressed: dots are as large as the blocks, and those of L are not compiled as one chain with these, which
+    would have warps share the work along one side of the tile only.
     """
     place = scratch + rows[:, None] * C + rows[None, :]
     tl.debug_barrier()
     tl.store(place, L)
     tl.debug_barrier()
-    invert_diagonal_blocks(scratch, rows, C)
+    invert_diagonal_blocks(scratch, C)
     tl.debug_barrier()
-    X = tl.load(place, mask=in_block(rows), other=0.0)
     for level in tl.static_range(4, LEVELS):
-        across = tl.load(place, mask=same_level(rows, rows, level), other=0.0)
-        X += dot_fp32(dot_fp32(X, across, PRECISION), X, PRECISION)
-    return X
+        for block in tl.static_range(C >> (level + 1)):
+            merge_blocks(scratch + (block << (level + 1)) * (C + 1), C, 1 << level, PRECISION)
+    return tl.load(place)
+
+
+@triton.jit
+def merge_blocks(corner, C: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """In place of L between two inverted diagonal blocks of SIZE, the first of them at `corner`: the inverse there."""
+    tokens = tl.arange(0, SIZE)
+    tile = tokens[:, None] * C + tokens[None, :]
+    earlier = tl.load(corner + tile)
+    later = tl.load(corner + SIZE * (C + 1) + tile)
+    between = tl.load(corner + SIZE * C + tile)
+    tl.debug_barrier()
+    tl.store(corner + SIZE * C + tile, dot_fp32(dot_fp32(later, between, PRECISION), earlier, PRECISION))
+    tl.debug_barrier()
 
 
 @triton.jit
