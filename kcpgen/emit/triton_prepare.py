@@ -112,7 +112,9 @@ def _key_inputs(plan: KernelPlan) -> list[str]:
 def _channel_decay(plan: KernelPlan) -> list[str]:
     """G of a block of channels, in `work` too, where any thread reads any row.
 
-    Reading it back at once leaves all of it in the multiprocessor's own cache: one trip beyond it, not one a level.
+    Reading it back at once leaves all of it in the multiprocessor's own cache: one trip beyond it, not one a level. The
+    select changes no value. Without it Triton sees nothing but elementwise work between that load and the products, and
+    does all of it twice, in the layout of either operand.
     """
     return [
         *running_decay(plan),
@@ -120,8 +122,8 @@ def _channel_decay(plan: KernelPlan) -> list[str]:
         "tl.debug_barrier()  # the block before has been read",
         "tl.store(work + work_tile, G)",
         "tl.debug_barrier()",
-        "G = tl.load(work + work_tile)",
         "G_end = tl.load(work + (C - 1) * BK + lanes)",
+        "G = tl.where(live[:, None], tl.load(work + work_tile), G_end[None, :])",
         "G_after = tl.minimum(G_end[None, :] - G, 0.0)",
         "tl.store(decay_out_ptr + at * KP + keys, tl.exp2(G_end))",
     ]

@@ -10,14 +10,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
-    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, and the
-    registers a thread may have, where that is less than it would take."""
+    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, levels of
+    pairs laid out one after the other in a step of their loop, and the registers a thread may have, None for any."""
 
     key_width: int
     value_width: int
     key_block: int
     value_block: int
     warps: int
+    unroll: int = 1
     registers: int | None = None
 
     @property
@@ -77,7 +78,13 @@ def choose_tiles(
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
-            key_width=key_width, value_width=value_width, key_block=key_block, value_block=parallel, warps=4
+            key_width=key_width,
+            value_width=value_width,
+            key_block=min(key_width, 32),
+            value_block=parallel,
+            warps=2,  # tiles of 32 tokens: more warps would repeat each other's products
+            unroll=chunk.bit_length() - 1,
+            registers=168 if decay == "vector" and terms == 1 and not fp32 else None,  # six programs a multiprocessor
         ),
         scan=scan,
         states=scan,

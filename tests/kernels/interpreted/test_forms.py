@@ -86,17 +86,17 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_kernels_and_their_gradients(name: str, tmp_path: Path) -> None:
-    assert_form(name, tmp_path, key_width=12)
+    assert_form(name, name, tmp_path, key_width=12)
 
 
-def assert_form(name: str, tmp_path: Path, key_width: int) -> None:
-    path = tmp_path / f"{name}.kcp"
+def assert_form(name: str, op_name: str, tmp_path: Path, key_width: int) -> None:
+    path = tmp_path / f"{op_name}.kcp"
     *declared, update, read = [line for line in FORMS[name] if not line.lstrip().startswith(("option", "when"))]
     options = [line for line in FORMS[name] if line.lstrip().startswith(("option", "when"))]
-    lines = [f'op {name} "A form"', *declared, "state S : [HV, K, V]", update, read, *options, ""]
+    lines = [f'op {op_name} "A form"', *declared, "state S : [HV, K, V]", update, read, *options, ""]
     path.write_text("\n".join(lines), encoding="utf-8")
     write(compile_spec(path, tmp_path / "generated"), tmp_path / "generated")
-    op = load_op(tmp_path / "generated" / name)
+    op = load_op(tmp_path / "generated" / op_name)
     sizes = {"heads": 1, "value_heads": 2, "key_width": key_width, "value_width": 20}
     plain = Case(label=name, backend="triton", dtype="float32", tokens=39, offsets=(0, 0, 5, 39), **sizes)
     for case in [replace(plain, label=label, keywords=on) for label, on in option_keywords(op)] or [plain]:
@@ -129,5 +129,5 @@ def test_kernels_walk_the_keys_in_blocks(name: str, tmp_path: Path, monkeypatch:
         return replace(tiles, prepare=replace(tiles.prepare, key_block=16))
 
     monkeypatch.setattr(launch, "choose_tiles", in_blocks)
-    assert_form(name, tmp_path, key_width=40)
+    assert_form(name, f"{name}_wide", tmp_path, key_width=40)
     assert blocks == {(64, 16)}
