@@ -19,10 +19,10 @@ COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
 KERNEL_NAMES = frozenset((
     "at", "head", "group", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
-    "boundary", "lanes", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums", "H",
-    "HV", "C", "KP", "VP", "BK", "BV", "LOW", "LEVELS", "UNROLL", "PRECISION", "G", "E", "S", "O", "M", "dO", "dS", "dG",
-    "tl", "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do", "states",
-    "scratch", "scale", "precision",
+    "boundary", "lanes", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums",
+    "H", "HV", "C", "KP", "VP", "BK", "BV", "LOW", "LEVELS", "UNROLL", "PRECISION", "G", "E", "S", "O", "M", "dO",
+    "dS", "dG", "tl", "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared",
+    "do", "states", "scratch", "scale", "precision",
 ))  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def choose_tiles(
             key_block=min(key_width, 32),
             value_block=parallel,
             warps=2,  # tiles of 32 tokens: more warps would repeat each other's products
-            unroll=chunk.bit_length() - 1,
+            unroll=1 if fp32 else chunk.bit_length() - 1,
             registers=168 if decay == "vector" and terms == 1 and not fp32 else None,  # six programs a multiprocessor
         ),
         scan=scan,
