@@ -11,8 +11,6 @@ from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     base_variable,
-    compute_sums,
-    decay_sums,
     decayed,
     form_bases,
     in_rows,
@@ -20,11 +18,14 @@ from kcpgen.emit.triton_prologue import (
     load_inputs,
     load_params,
     masked,
+    pair_decays,
     parameters,
     printer,
     rounded,
+    running_decay,
     starts,
 )
+from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import split_scalar
 
@@ -56,13 +57,15 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     fields = scratch(plan)
     body: dict[str, list[str]] = {
         "starts": starts(plan),
-        "loads": _loads(plan),
-        "options": _options(plan),
-        "decay": [*decay_sums(plan), *form_bases(plan)],
+        "before_keys": [*before_keys(plan), *_scalar_decay(plan)],
+        "score_sums": _score_sums(plan),
+        "key_inputs": _key_inputs(plan),
         "key_operands": _key_operands(plan),
+        "key_scores": _key_scores(plan),
         "scores": _scores(plan),
         "solve": _solve(plan),
-        "solved_operands": _solved_operands(plan),
+        "solved_scores": _solved_scores(plan),
+        "solved_keys": _solved_keys(plan),
         "value_operands": _value_operands(plan),
     }
     return render(
@@ -75,7 +78,7 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
         scratch_pointers=in_rows(f"{name}_ptr" for name in fields),
         scratch_tensors=in_rows(f"prepared.{name}" for name in fields),
-        work_width="KP" if plan.decay_axis else "16",
+        work_width="max(BK, C)" if plan.decay_axis else "C",
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
     )
@@ -86,14 +89,44 @@ def _equations(plan: KernelPlan) -> list[str]:
     return [*solve, *(math(e) for e in plan.form.solved if e.target.name in ("W", "U0"))]
 
 
-def _loads(plan: KernelPlan) -> list[str]:
-    inputs = [i for i in plan.spec.inputs if i.axis != "V"]
-    return [*load_inputs(plan, inputs), *load_params(plan, [p for p in plan.spec.params if p.axis != "V"])]
+def _scalar_decay(plan: KernelPlan) -> list[str]:
+    """Running decays of a token as a whole."""
+    if plan.decay_axis != "":
+        return []
+    ends = ["G_after = sum_scalars(after(rows), log_decay)", "tl.store(decay_out_ptr + at, tl.exp2(tl.sum(log_decay)))"]
+    return [*running_decay(plan), *ends]
 
 
-def _options(plan: KernelPlan) -> list[str]:
-    names = [i.name for i in plan.spec.inputs if i.axis != "V"]
-    return [*apply_rewrites(plan, names, backward=False), *compute_sums(plan, None)]
+def _key_inputs(plan: KernelPlan) -> list[str]:
+    """One block of what the key axis is made of, options applied, and the running decay of its channels."""
+    inputs = plan.inputs_on("K")
+    return [
+        *load_inputs(plan, inputs),
+        *load_params(plan, [p for p in plan.spec.params if p.axis == "K"]),
+        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
+        *(_channel_decay(plan) if plan.decay_axis else []),
+        *form_bases(plan),
+    ]
+
+
+def _channel_decay(plan: KernelPlan) -> list[str]:
+    """G of a block of channels, in `work` too, where any thread reads any row.
+
+    Reading it back at once leaves all of it in the multiprocessor's own cache: one trip beyond it, not one a level. The
+    select changes no value. Without it Triton sees nothing but elementwise work between that load and the products, and
+    does all of it twice, in the layout of either operand.
+    """
+    return [
+        *running_decay(plan),
+        "work_tile = rows[:, None] * BK + lanes[None, :]",
+        "tl.debug_barrier()  # the block before has been read",
+        "tl.store(work + work_tile, G)",
+        "tl.debug_barrier()",
+        "G_end = tl.load(work + (C - 1) * BK + lanes)",
+        "G = tl.where(live[:, None], tl.load(work + work_tile), G_end[None, :])",
+        "G_after = tl.minimum(G_end[None, :] - G, 0.0)",
+        "tl.store(decay_out_ptr + at * KP + keys, tl.exp2(G_end))",
+    ]
 
 
 def rows_of_scores(plan: KernelPlan) -> Iterator[tuple[str, Row, int]]:
@@ -105,16 +138,40 @@ def rows_of_scores(plan: KernelPlan) -> Iterator[tuple[str, Row, int]]:
             yield f"L_{i}_{j}", row, j
 
 
+def _score_sums(plan: KernelPlan) -> list[str]:
+    lines = [f"{score} = tl.zeros((C, C), tl.float32)" for score, _, _ in rows_of_scores(plan)]
+    own = [f"own_{j} = tl.zeros((C,), tl.float32)" for j in plan.terms if plan.decay_axis]
+    return [*lines, *own]
+
+
+def _key_scores(plan: KernelPlan) -> list[str]:
+    """What one block of keys adds to the scores. Decays of a token as a whole wait for the finished sums."""
+    if plan.decay_axis:
+        return _scores_vector(plan).splitlines()
+    variable = {b: base_variable(plan, b) for b in plan.bases}
+    lines = [f"{name}_low = {name}.to(LOW)" for name in dict.fromkeys(variable.values())]
+    for score, row, j in rows_of_scores(plan):
+        operands = f"{variable[row.base]}_low, tl.trans({variable[plan.write[j]]}_low)"
+        lines.append(f"{score} += dot({operands}, PRECISION)")
+    return lines
+
+
 def _scores(plan: KernelPlan) -> list[str]:
+    """The finished sums, decayed or masked where that is left to do, times the coefficients of their rows."""
     code = printer(plan)
-    all_scores = list(rows_of_scores(plan))
-    text = _scores_vector(plan) if plan.decay_axis else _scores_uniform(plan)
-    scaled = []
-    for score, row, _ in all_scores:
+    lines = [*pair_decays(plan)] if plan.decay_axis == "" else []
+    for j in plan.terms if plan.decay_axis else ():
+        lines.append(f"A_{j} += tl.where(rows[:, None] == rows[None, :], own_{j}[:, None], 0.0)")
+    for score, row, _ in rows_of_scores(plan):
+        if plan.decay_axis is None:
+            lines.append(f"{score} = tl.where({'up_to' if row is plan.read else 'before'}(rows), {score}, 0.0)")
+        elif plan.decay_axis == "":
+            strict = "since_before" if row.exclusive else "tl.where(before(rows), since, 0.0)"
+            lines.append(f"{score} *= {'since' if row is plan.read else strict}")
         if row.coefficient != 1:
             column = "[:, None]" if code.varies_by_token(row.coefficient) else ""
-            scaled.append(f"{score} *= {code.atom(row.coefficient, '')}{column}")
-    return [*text.splitlines(), *scaled]
+            lines.append(f"{score} *= {code.atom(row.coefficient, '')}{column}")
+    return lines
 
 
 def _scores_vector(plan: KernelPlan) -> str:
@@ -128,7 +185,6 @@ def _scores_vector(plan: KernelPlan) -> str:
 
     return render(
         "decay/scores_vector.py.jinja",
-        scores=[s for s, _, _ in scores],
         columns=tiles(plan.write),
         inclusive=tiles(inclusive),
         both=tiles({*inclusive, *plan.write}),
@@ -136,32 +192,13 @@ def _scores_vector(plan: KernelPlan) -> str:
         pairs=[
             [
                 score,
-                "up_to(rows)" if row is plan.read else "before(rows)",
                 variable[row.base] + ("_before" if row.exclusive else "_row"),
                 variable[plan.write[j]],
                 variable[row.base] + ("_before" if row.exclusive else "_E"),
             ]
             for score, row, j in scores
         ],
-        own_token=[[f"A_{j}", variable[plan.read.base], variable[plan.write[j]]] for j in plan.terms],
-    )
-
-
-def _scores_uniform(plan: KernelPlan) -> str:
-    """One factor per pair of tokens, or none: the plain operands are multiplied first, exact in 16 bits."""
-    variable = {b: base_variable(plan, b) for b in plan.bases}
-    weighted, masked = [], []
-    for score, row, j in rows_of_scores(plan):
-        operands = [variable[row.base], variable[plan.write[j]]]
-        if plan.decay_axis is None:
-            masked.append([score, "up_to(rows)" if row is plan.read else "before(rows)", *operands])
-        elif row is plan.read:
-            weighted.append([score, "since", *operands])
-        else:
-            strict = "since_before" if row.exclusive else "tl.where(before(rows), since, 0.0)"
-            weighted.append([score, strict, *operands])
-    return render(
-        "decay/scores_uniform.py.jinja", low=[*dict.fromkeys(variable.values())], weighted=weighted, masked=masked
+        own_token=[[f"own_{j}", variable[plan.read.base], variable[plan.write[j]]] for j in plan.terms],
     )
 
 
@@ -206,30 +243,22 @@ def _operand(plan: KernelPlan, row: Row) -> str:
 
 
 def _key_operands(plan: KernelPlan) -> list[str]:
-    """What reads the entering state or reaches the leaving one. Formed and stored first: registers are short later."""
-    lines = [
-        "key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]",
-        f"tl.store(q_in_ptr + key_tile, {rounded(_operand(plan, plan.read) + decayed(plan, 'G'))})",
-    ]
+    """What reads the entering state or reaches the leaving one. An erase waits in its W for the solve."""
+    lines = [f"tl.store(q_in_ptr + key_tile, {rounded(_operand(plan, plan.read) + decayed(plan, 'G'))})"]
     for j in plan.terms:
         written = base_variable(plan, plan.write[j]) + decayed(plan, "G_after")
         lines.append(f"tl.store(w_out_{j}_ptr + key_tile, {rounded(written)})")
     for i, row in plan.erase.items():
         exponent = "G_before" if row.exclusive else "G"
         vector = decayed(plan, exponent) if plan.decay_axis else ""  # one number per token goes onto T, in fp32
-        lines.append(f"a_in_{i}_low = {rounded(base_variable(plan, row.base) + vector)}")
-    if plan.decay_axis is not None:
-        at = "at * KP + keys" if plan.decay_axis else "at"
-        lines.append(f"tl.store(decay_out_ptr + {at}, tl.exp2(G_end))")
+        lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(base_variable(plan, row.base) + vector)})")
     return lines
 
 
-def _solved_operands(plan: KernelPlan) -> list[str]:
+def _solved_scores(plan: KernelPlan) -> list[str]:
     lines = ["score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
     lines += [f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms]
     for i in plan.erasing:
-        solved = " + ".join(f"dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)" for e in plan.erasing)
-        lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
         for e in plan.erasing:
             lines.append(f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)")
             lines.append(f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)")
@@ -239,12 +268,30 @@ def _solved_operands(plan: KernelPlan) -> list[str]:
     return lines
 
 
+def _solved_keys(plan: KernelPlan) -> list[str]:
+    """W in the place of the erases it is solved from, one block of keys."""
+    lines = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
+    lines.append("tl.debug_barrier()  # before any thread writes over what another has to read")
+    for i in plan.erasing:
+        solved = ""
+        for e in plan.erasing:
+            negative = plan.erase[e].coefficient.could_extract_minus_sign()
+            sign = ("-" if negative else "") if not solved else " - " if negative else " + "
+            solved += f"{sign}dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)"
+        lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
+    return lines
+
+
 def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
-    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors are rounded only once."""
+    """T with what scales erase vector e as a whole on its columns, in fp32: the vectors are rounded only once.
+
+    But for its sign: what erases by beta mostly writes by beta, and T beta is then split into halves once for both.
+    """
     code, row = printer(plan), plan.erase[e]
+    size = -row.coefficient if row.coefficient.could_extract_minus_sign() else row.coefficient
     factors = []
-    if row.coefficient != 1:
-        factors.append(code.atom(row.coefficient, "") + ("[None, :]" if code.varies_by_token(row.coefficient) else ""))
+    if size != 1:
+        factors.append(code.atom(size, "") + ("[None, :]" if code.varies_by_token(size) else ""))
     if plan.decay_axis == "":
         factors.append(f"tl.exp2({'G_before' if row.exclusive else 'G'})[None, :]")
     return f"T_{i}_{e}" + (f" * {' * '.join(factors)}" if factors else "")

@@ -20,10 +20,10 @@ COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
 KERNEL_NAMES = frozenset((
     "at", "head", "group", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
-    "boundary", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums", "H",
-    "HV", "C", "KP", "VP", "BV", "LOW", "LEVELS", "PRECISION", "G", "E", "S", "O", "M", "dO", "dS", "dG", "tl",
-    "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do", "states",
-    "scratch", "scale", "precision",
+    "boundary", "lanes", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums",
+    "H", "HV", "C", "KP", "VP", "BK", "BV", "LOW", "LEVELS", "UNROLL", "PRECISION", "G", "E", "S", "O", "M", "dO",
+    "dS", "dG", "tl", "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared",
+    "do", "states", "scratch", "scale", "precision",
 ))  # fmt: skip
 
 
@@ -149,20 +149,15 @@ def _used_outside_options(plan: KernelPlan, name: str) -> bool:
 
 
 def apply_rewrites(plan: KernelPlan, inputs: Sequence[str], *, backward: bool) -> Iterator[str]:
-    """Options in the spec's order.
-
-    The forward computes the sums they need; the backward reads those back, and keeps what each option read.
-    """
-    chosen = [(index, rewrite) for index, rewrite in enumerate(plan.rewrites) if rewrite.target in inputs]
-    for _, of_option in groupby(chosen, key=lambda item: item[1].option):
+    """Options in the spec's order, the sums they need known; the backward keeps what each option read."""
+    chosen = [rewrite for rewrite in plan.rewrites if rewrite.target in inputs]
+    for _, of_option in groupby(chosen, key=lambda rewrite: rewrite.option):
         rewrites = list(of_option)
         if backward:
-            for target in dict.fromkeys(r.target for _, r in rewrites):
-                yield f"{as_read(plan, rewrites[0][1].option, target)} = {local(plan, target)}"
-        for index, rewrite in rewrites:
+            for target in dict.fromkeys(r.target for r in rewrites):
+                yield f"{as_read(plan, rewrites[0].option, target)} = {local(plan, target)}"
+        for rewrite in rewrites:
             yield f"if {mode_name(rewrite.option)} == {rewrite.mode}:"
-            if not backward:
-                yield from (f"    {line}" for line in compute_sums(plan, index))
             axis = plan.spec.axes[rewrite.target]
             code = masked(plan, rewrite.value, axis, printer(plan).code(rewrite.value, axis))
             yield f"    {local(plan, rewrite.target)} = {code}"
@@ -179,25 +174,22 @@ def read_by(plan: KernelPlan, rewrite: PlannedRewrite) -> dict[str, str]:
     return {**local_names(plan), rewrite.target: as_read(plan, rewrite.option, rewrite.target)}
 
 
-def masked(plan: KernelPlan, expr: sympy.Expr, axis: str, code: str) -> str:
-    """`code` of `expr`, made zero outside the chunk and the axis, unless it is zero there already."""
-    return code if _vanishes(plan, expr, axis) else f"tl.where({INSIDE[axis]}, {code}, 0.0)"
+def masked(plan: KernelPlan, expr: sympy.Expr, axis: str, code: str, inside: str = "") -> str:
+    """`code` of `expr`, made zero outside the chunk and the axis (or `inside`), unless it is zero there already."""
+    return code if _vanishes(plan, expr, axis) else f"tl.where({inside or INSIDE[axis]}, {code}, 0.0)"
 
 
 def _vanishes(plan: KernelPlan, expr: sympy.Expr, axis: str) -> bool:
     """Whether an input, zero outside, is a factor, and no other factor can be infinite there."""
     inputs = {i.name for i in plan.inputs_on(axis)}
-    factors = sympy.Mul.make_args(expr)
+    factors = [_base_of_power(factor) for factor in sympy.Mul.make_args(expr)]
     finite = all(factor.is_Symbol or factor.is_Number or isinstance(factor, sigmoid) for factor in factors)
     return finite and any(factor.is_Symbol and factor.name in inputs for factor in factors)
 
 
-def compute_sums(plan: KernelPlan, rewrite: int | None) -> Iterator[str]:
-    """Sums over keys, kept for the backward."""
-    for number, planned in enumerate(plan.sums):
-        if planned.rewrite == rewrite:
-            yield f"{planned.name} = tl.sum({printer(plan).code(planned.value, 'K')}, axis=1)"
-            yield f"tl.store(sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows, {planned.name})"
+def _base_of_power(factor: sympy.Expr) -> sympy.Expr:
+    whole = factor.is_Pow and factor.exp.is_Integer and factor.exp > 0
+    return factor.base if whole else factor
 
 
 def load_sums(plan: KernelPlan) -> Iterator[str]:
@@ -214,18 +206,27 @@ def decay_sums(plan: KernelPlan) -> Iterator[str]:
     """Cumulative log2 decays: G through a token, G_before up to it, G_after from behind it to the chunk's end."""
     if plan.decay_axis is None:
         return
+    yield from running_decay(plan)
+    yield "G_end = tl.sum(log_decay, axis=0)"
+    if plan.decay_axis:
+        yield "G_after = tl.minimum(G_end[None, :] - G, 0.0)"
+    else:
+        yield "G_after = sum_scalars(after(rows), log_decay)"
+        yield from pair_decays(plan)
+
+
+def running_decay(plan: KernelPlan) -> Iterator[str]:
+    """G, and G_before where an erase reads the state before its token's decay; only of an op that decays."""
     yield log_decay(plan)
     yield "G = tl.cumsum(log_decay, axis=0)"
     if plan.exclusive:
         yield "G_before = G - log_decay"
-    if plan.decay_axis:
-        yield "G_end = tl.sum(log_decay, axis=0)"
-        yield "G_after = tl.minimum(G_end[None, :] - G, 0.0)"
-    else:
-        yield "G_end = tl.sum(log_decay, axis=0)"
-        yield "G_after = sum_scalars(after(rows), log_decay)"
-        yield "since = tl.exp2(tl.where(up_to(rows), G[:, None] - G[None, :], float('-inf')))"
-    if plan.exclusive and not plan.decay_axis:
+
+
+def pair_decays(plan: KernelPlan) -> Iterator[str]:
+    """Where a token has one decay for all keys: what a row t reads of column s, [C, C]."""
+    yield "since = tl.exp2(tl.where(up_to(rows), G[:, None] - G[None, :], float('-inf')))"
+    if plan.exclusive:
         yield "since_before = tl.exp2(tl.where(before(rows), G_before[:, None] - G[None, :], float('-inf')))"
 
 

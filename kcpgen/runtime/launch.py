@@ -10,12 +10,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
-    """Tiles of a chunk-parallel kernel: padded widths, columns of the value loop, warps per program."""
+    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, levels of
+    pairs laid out one after the other in a step of their loop, and the registers a thread may have, None for any."""
 
     key_width: int
     value_width: int
+    key_block: int
     value_block: int
     warps: int
+    unroll: int = 1
+    registers: int | None = None
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """Options of the launch itself."""
+        return {"num_warps": self.warps} | ({} if self.registers is None else {"maxnreg": self.registers})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +91,13 @@ def choose_tiles(
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
-            key_width=key_width, value_width=value_width, value_block=parallel, warps=8 if wide else 4
+            key_width=key_width,
+            value_width=value_width,
+            key_block=min(key_width, 32),
+            value_block=parallel,
+            warps=2 if chunk < 64 else 4,  # tiles of 32 tokens: more warps would repeat each other's products
+            unroll=1 if fp32 else chunk.bit_length() - 1,
+            registers=168 if decay == "vector" and terms == 1 and not fp32 else None,  # six programs a multiprocessor
         ),
         scan=scan,
         states=scan,

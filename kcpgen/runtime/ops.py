@@ -93,18 +93,21 @@ def replaced(values, at: tl.constexpr, value):
 
 @triton.jit
 def same_level(rows, columns, level):
-    """[C, C] mask of the pairs (later row, earlier column) that `level` owns."""
-    t = rows[:, None]
-    s = columns[None, :]
-    return (t > s) & (((t ^ s) >> level) == 1)
+    """[C, C] mask of the pairs (later row, earlier column) that `level` owns.
+
+    In blocks of 2**level the row's number is odd and the column's the one before: one comparison an element.
+    """
+    half = columns >> level
+    later_half = tl.where((half & 1) == 0, half + 1, -1)
+    return (rows >> level)[:, None] == later_half[None, :]
 
 
 @triton.jit
 def same_level_T(rows, columns, level):
     """The transpose of `same_level`: (earlier row, later column)."""
-    t = columns[None, :]
-    s = rows[:, None]
-    return (t > s) & (((t ^ s) >> level) == 1)
+    half = rows >> level
+    later_half = tl.where((half & 1) == 0, half + 1, -1)
+    return later_half[:, None] == (columns >> level)[None, :]
 
 
 @triton.jit
@@ -189,8 +192,8 @@ def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
 @triton.jit
 def level_decay(G, edge, rows, level):
     """[C, WIDTH] factors <= 1: from the edge through a token of the later half; from after one of the earlier to it."""
-    later = (((rows >> level) & 1) == 1)[:, None]
-    return tl.exp2(tl.where(later, G - edge, edge - G))
+    sign = tl.where(((rows >> level) & 1) == 1, 1.0, -1.0)
+    return tl.exp2((G - edge) * sign[:, None])
 
 
 @triton.jit
@@ -214,30 +217,22 @@ def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def invert_diagonal_blocks(L, scratch, rows, C: tl.constexpr):
-    """Block-diagonal [C, C] of the inverses of the 16 x 16 diagonal blocks of I - L, by forward substitution in fp32.
+def invert_diagonal_blocks(scratch, C: tl.constexpr):
+    """Turn the 16 x 16 diagonal blocks of the L in `scratch`, [C, C], into the inverses of those of I - L.
 
-    Every thread owns a column of a block; the entries of L it needs come by broadcast from `scratch`, C * 16 fp32
-    numbers of this program's own.
+    Forward substitution in fp32: every thread owns a column of a block, the entries of L it needs come by broadcast.
     """
     column = tl.arange(0, 16)
-    block = tl.arange(0, C // 16)
-    same_block = (rows[:, None] // 16) == (rows[None, :] // 16)
-    place = scratch + rows[:, None] * 16 + (rows % 16)[None, :]
-    tl.debug_barrier()
-    tl.store(place, L, mask=same_block)
-    tl.debug_barrier()
+    block = tl.arange(0, C // 16) * (16 * C + 16)
     solved = ()
     for t in tl.static_range(16):
         row = tl.where(column == t, 1.0, 0.0)[None, :] + tl.zeros((C // 16, 16), tl.float32)
         for s in tl.static_range(t):
-            row += tl.load(scratch + (block * 16 + t) * 16 + s)[:, None] * solved[s]
+            row += tl.load(scratch + (block + (t * C + s)))[:, None] * solved[s]
         solved = solved + (row,)  # type: ignore[assignment]  # noqa: RUF005 (Triton's own way to grow a tuple)
     tl.debug_barrier()
     for t in tl.static_range(16):
-        tl.store(scratch + (block[:, None] * 16 + t) * 16 + column[None, :], solved[t])
-    tl.debug_barrier()
-    return tl.load(place, mask=same_block, other=0.0)
+        tl.store(scratch + (block[:, None] + t * C + column[None, :]), solved[t])
 
 
 @triton.jit
@@ -271,17 +266,36 @@ def dot_fp32(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C].
+    """(I - L)^-1 of a strictly lower triangular fp32 L, [C, C]; `scratch` is as large and the program's own.
 
-    Blocks of 16 by substitution; then, if X holds the inverses of the diagonal blocks of one size, those of twice the
-    size need only what lies between the halves: X + X L_level X. No power of L is formed: Neumann series blow up when
-    keys repeat.
+    Blocks of 16 by substitution, then merged: if X and Y are the inverses of two diagonal blocks, Y L X lies between
+    them. No power of L is formed: Neumann series blow up when keys repeat. All of it happens in memory, where blocks
+    can be addressed: dots are as large as the blocks, and those of L are not compiled as one chain with these, which
+    would have warps share the work along one side of the tile only.
     """
-    X = invert_diagonal_blocks(L, scratch, rows, C)
+    place = scratch + rows[:, None] * C + rows[None, :]
+    tl.debug_barrier()
+    tl.store(place, L)
+    tl.debug_barrier()
+    invert_diagonal_blocks(scratch, C)
+    tl.debug_barrier()
     for level in tl.static_range(4, LEVELS):
-        across = tl.where(same_level(rows, rows, level), L, 0.0)
-        X += dot_fp32(dot_fp32(X, across, PRECISION), X, PRECISION)
-    return X
+        for block in tl.static_range(C >> (level + 1)):
+            merge_blocks(scratch + (block << (level + 1)) * (C + 1), C, 1 << level, PRECISION)
+    return tl.load(place)
+
+
+@triton.jit
+def merge_blocks(corner, C: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """In place of L between two inverted diagonal blocks of SIZE, the first of them at `corner`: the inverse there."""
+    tokens = tl.arange(0, SIZE)
+    tile = tokens[:, None] * C + tokens[None, :]
+    earlier = tl.load(corner + tile)
+    later = tl.load(corner + SIZE * (C + 1) + tile)
+    between = tl.load(corner + SIZE * C + tile)
+    tl.debug_barrier()
+    tl.store(corner + SIZE * C + tile, dot_fp32(dot_fp32(later, between, PRECISION), earlier, PRECISION))
+    tl.debug_barrier()
 
 
 @triton.jit

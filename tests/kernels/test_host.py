@@ -94,7 +94,8 @@ def test_tiles_divide_what_they_walk(
     prepare, gradients = tiles.prepare, tiles.gradients
     assert prepare.key_width >= keys
     assert prepare.value_width >= values
-    assert prepare.key_width % gradients.key_block == 0
+    for block in (prepare.key_block, gradients.key_block):
+        assert prepare.key_width % block == 0
     for scan in (tiles.scan, tiles.states, tiles.reverse):
         assert prepare.value_width % scan.value_block == 0
     for block in (prepare.value_block, gradients.value_block):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kcpgen.compiler import compile_spec
 from kcpgen.emit.package import write
+from kcpgen.runtime import launch
 from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import compare
 from kcpgen.verify.op import load_op
@@ -84,17 +86,48 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_kernels_and_their_gradients(name: str, tmp_path: Path) -> None:
-    path = tmp_path / f"{name}.kcp"
+    assert_form(name, name, tmp_path, key_width=12)
+
+
+def assert_form(name: str, op_name: str, tmp_path: Path, key_width: int) -> None:
+    path = tmp_path / f"{op_name}.kcp"
     *declared, update, read = [line for line in FORMS[name] if not line.lstrip().startswith(("option", "when"))]
     options = [line for line in FORMS[name] if line.lstrip().startswith(("option", "when"))]
-    lines = [f'op {name} "A form"', *declared, "state S : [HV, K, V]", update, read, *options, ""]
+    lines = [f'op {op_name} "A form"', *declared, "state S : [HV, K, V]", update, read, *options, ""]
     path.write_text("\n".join(lines), encoding="utf-8")
     write(compile_spec(path, tmp_path / "generated"), tmp_path / "generated")
-    op = load_op(tmp_path / "generated" / name)
-    sizes = {"heads": 1, "value_heads": 2, "key_width": 12, "value_width": 20}
+    op = load_op(tmp_path / "generated" / op_name)
+    sizes = {"heads": 1, "value_heads": 2, "key_width": key_width, "value_width": 20}
     plain = Case(label=name, backend="triton", dtype="float32", tokens=39, offsets=(0, 0, 5, 39), **sizes)
     for case in [replace(plain, label=label, keywords=on) for label, on in option_keywords(op)] or [plain]:
         found = compare(op, case, "cpu")
         assert not found.failure, found.failure
         worst = {figure.tensor: figure.error for figure in found.figures}
         assert max(worst.values()) < BOUND, (case.label, worst)
+
+
+BLOCKED = (
+    "three_erases",
+    "erases_before_and_after_a_promised_decay",
+    "an_erase_before_a_scalar_decay",
+    "a_coefficient_on_one_of_two_writes",
+    "sums_in_sums",
+    "a_scalar_made_with_a_sum_over_keys",
+    "two_options_on_one_axis",
+)
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_kernels_walk_the_keys_in_blocks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of the four blocks hold keys, the third only some."""
+    chosen = launch.choose_tiles
+    blocks = set()
+
+    def in_blocks(**sizes: Any) -> launch.Tiles:
+        tiles = chosen(**sizes)
+        blocks.add((tiles.prepare.key_width, 16))
+        return replace(tiles, prepare=replace(tiles.prepare, key_block=16))
+
+    monkeypatch.setattr(launch, "choose_tiles", in_blocks)
+    assert_form(name, f"{name}_wide", tmp_path, key_width=40)
+    assert blocks == {(64, 16)}

@@ -159,7 +159,7 @@ def erase_scores(kind: str, C: int) -> Tensor:
 @pytest.mark.parametrize("C", [16, 32, 64])
 def test_inverse_of_a_unit_triangular_matrix(C: int, kind: str, precision: str, bound: float) -> None:
     """Of 16-bit inputs, for which PRECISION is "tf32", the merges go through three bf16 products."""
-    L, out, scratch = erase_scores(kind, C), torch.full((C, C), torch.nan), torch.full((C * 16,), torch.nan)
+    L, out, scratch = erase_scores(kind, C), torch.full((C, C), torch.nan), torch.full((C * C,), torch.nan)
     inverse_kernel[(1,)](L, scratch, out, C=C, LEVELS=C.bit_length() - 1, PRECISION=precision)
     eye = torch.eye(C, dtype=torch.float64)
     exact = torch.linalg.solve_triangular(eye - L.double(), eye, upper=False, unitriangular=True)
