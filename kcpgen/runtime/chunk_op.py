@@ -21,7 +21,7 @@ from kcpgen.runtime.context_parallel.merge import compose
 from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, product
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
-from kcpgen.runtime.functions import outside_graphs
+from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
@@ -58,6 +58,7 @@ class Run:
     layout: ChunkLayout
     tiles: Tiles
     cp: CPContext | None
+    differentiable: bool
 
     @property
     def sequences(self) -> range:
@@ -79,6 +80,7 @@ class _Op:
     def __init__(self, run: Run, prepared: Any) -> None:
         self.name = run.kernels.op
         self.kind = run.kernels.kind
+        self.differentiable = run.differentiable
         self.heads, self.keys, self.values = prepared.heads, prepared.keys, prepared.values
         self.prepared = prepared
         self._run = run
@@ -253,7 +255,8 @@ def run_chunks(
     B, T = inputs[kernels.value].shape[:2]
     offsets = cu_seqlens if cp is None else cp.shard.offsets
     layout = chunk_layout(B, T, offsets, tiles.chunk, inputs[0].device)
-    run = Run(kernels=kernels, keywords=keywords, layout=layout, tiles=tiles, cp=cp)
+    differentiable = requires_grad(initial_state, *inputs, *params)
+    run = Run(kernels=kernels, keywords=keywords, layout=layout, tiles=tiles, cp=cp, differentiable=differentiable)
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())
         initial_state = initial_state.contiguous()

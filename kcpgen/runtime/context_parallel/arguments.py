@@ -10,12 +10,23 @@ from kcpgen.runtime.context_parallel.context import CPContext
 
 
 @contextmanager
-def told_to_others(op: str, cp: object) -> Iterator[None]:
+def meeting_others(op: str, cp: object) -> Iterator[None]:
+    """One call of an op. Ranks whose contexts differ find that out here; an error in the body is reported to all."""
+    with told_to_others(op, cp, begins=True):
+        yield
+
+
+@contextmanager
+def told_to_others(op: str, cp: object, *, begins: bool = False) -> Iterator[None]:
     """An error in the body is reported to the ranks that will wait for this one. TypeError for a wrong context."""
     if cp is not None and not isinstance(cp, CPContext):
         raise TypeError(
             refusal(op, "cp_context", f"of type {type(cp).__name__}", "what build_cp_context returns, or None")
         )
+    if cp is not None and begins:
+        cp.meet()
+        if cp.shard.crossing:
+            cp.transport.next_attempt()
     try:
         yield
     except Exception as error:
