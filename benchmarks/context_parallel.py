@@ -65,6 +65,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=["triton", "eager"], help="triton on cuda, else eager")
     parser.add_argument("--scale", type=int, default=1, help="check: divide the lengths, for a machine without a GPU")
     parser.add_argument("--reference", choices=["naive", "eager"], default="eager", help="check: of float64")
+    parser.add_argument(
+        "--memory", choices=["ordinary", "long"], default="ordinary", help="check: how long inputs remember; see docs"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="check --simulated: processes, one for op and size")
+    parser.add_argument("--budget-s", type=float, default=0.0, help="begin nothing new after so many seconds")
     parser.add_argument("--simulated", action="store_true", help="check: all ranks in this process")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--out", type=Path, required=True)

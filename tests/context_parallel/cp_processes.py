@@ -110,7 +110,7 @@ def _whole(share: torch.Tensor, tokens: bool, count: int) -> torch.Tensor:
 
 CROSSING, APART = (30, 6), (12, 12, 12)  # on three ranks of 12 tokens: with sequences across ranks, and without
 PATIENCE = 30.0  # seconds a rank would wait in a scenario where it should hear of trouble well before
-SHORT = 2.0
+SHORT = 1.0
 
 
 def troubles(rank: int) -> dict[str, Any]:

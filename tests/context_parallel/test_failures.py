@@ -60,7 +60,7 @@ def test_a_missing_rank_is_named_in_bounded_time(ranks: Troubles, kind: str, wai
     assert absent["error"] == "none"
     for found in (first, last):
         assert found["error"] == "RankTimeoutError"
-        assert f"waits {waits}: no answer within 2 s; not there: rank 1" in found["text"]
+        assert f"waits {waits}: no answer within 1 s; not there: rank 1" in found["text"]
         assert found["seconds"] < 10
 
 

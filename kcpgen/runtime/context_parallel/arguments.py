@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from kcpgen.runtime.checks import refusal
 from kcpgen.runtime.context_parallel.context import CPContext
+from kcpgen.runtime.functions import outside_graphs
 
 
 @contextmanager
@@ -24,15 +25,20 @@ def told_to_others(op: str, cp: object, *, begins: bool = False) -> Iterator[Non
             refusal(op, "cp_context", f"of type {type(cp).__name__}", "what build_cp_context returns, or None")
         )
     if cp is not None and begins:
-        cp.meet()
-        if cp.shard.crossing:
-            cp.transport.next_attempt()
+        _begin(cp)
     try:
         yield
     except Exception as error:
         if cp is not None and cp.shard.crossing:
             cp.transport.report(error, ahead=1)
         raise
+
+
+@outside_graphs
+def _begin(cp: CPContext) -> None:
+    cp.meet()
+    if cp.shard.crossing:
+        cp.transport.next_attempt()
 
 
 def share(op: str, cp: CPContext, cu_seqlens: object, sizes: Mapping[str, int]) -> int:
