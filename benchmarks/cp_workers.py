@@ -28,14 +28,26 @@ class Budget:
         return self.left <= 0
 
 
-def on_workers(rows: Rows, tasks: Sequence[tuple[Any, ...]], workers: int) -> Iterator[dict[str, Any]]:
-    """The rows of `rows(*task)` for all tasks, as they come; a task whose process dies leaves a row that says so."""
+def on_workers(
+    rows: Rows, tasks: Sequence[tuple[Any, ...]], workers: int, seconds: float = float("inf")
+) -> Iterator[dict[str, Any]]:
+    """The rows of `rows(*task)` for all tasks, as they come; a task whose process dies leaves a row that says so.
+
+    After so many seconds what still runs is ended, and what has not begun is left.
+    """
+    until = time.monotonic() + seconds
     context = get_context("spawn")
     results = context.Queue()
     waiting = list(enumerate(tasks))
     running: dict[int, Any] = {}
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come: they share the cores
     while waiting or running:
+        if time.monotonic() > until:
+            for process in running.values():
+                process.kill()
+                process.join()
+            yield {"ok": False, "why": [f"no time left for {[task[1:3] for _, task in waiting]} and what ran"]}
+            return
         while waiting and len(running) < workers:
             number, task = waiting.pop(0)
             running[number] = context.Process(target=_work, args=(results, number, rows, task))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import cp_processes
 import pytest
+import torch
 from torch.distributed import HashStore
 
+from kcpgen.runtime.context_parallel import deferred
 from kcpgen.runtime.context_parallel import transport as module
 from kcpgen.runtime.context_parallel.board import Board
 from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatchError
+from kcpgen.runtime.context_parallel.payload import HEADER
 from kcpgen.runtime.context_parallel.transport import GroupTransport, Place, Watch
 
 Troubles = list[dict[str, Any]]
@@ -133,6 +137,39 @@ def test_a_collective_under_way_is_ended_by_what_earlier_headers_say(
     assert transport._in_trouble(place, later)
     with pytest.raises(RankMismatchError, match="another `gradients`"):
         transport.next_call()
+
+
+class Event:
+    """Of a copy to the host."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+def test_headers_are_checked_once_they_have_arrived_each_owners_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = torch.zeros(2, HEADER)
+    bad = good.clone()
+    bad[1, 0] = 1.0  # another call
+    mine, other = object(), object()
+
+    def headers(owner: object, done: bool, values: torch.Tensor) -> deferred._Unchecked:
+        return deferred._Unchecked(headers=values, copied=Event(done), rank=0, owner=owner)  # type: ignore[arg-type]
+
+    waiting = deque([headers(other, False, bad), headers(mine, True, good), headers(mine, False, bad)])
+    monkeypatch.setattr(deferred, "_unchecked", waiting)
+    deferred.check_deferred(wait=False)
+    assert len(waiting) == 3  # the oldest is still on its way
+    deferred.check_deferred(wait=False, owner=mine)
+    assert len(waiting) == 2
+    with pytest.raises(RankMismatchError, match="rank 1 came with another `call`"):
+        deferred.check_deferred(wait=True, owner=mine)
+    assert [found.owner for found in waiting] == [other]
 
 
 def test_a_collective_under_way_is_ended_by_what_another_rank_posts(transport: GroupTransport) -> None:

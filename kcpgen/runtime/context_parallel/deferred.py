@@ -12,7 +12,7 @@ from torch import Tensor
 from kcpgen.runtime.context_parallel.payload import check_headers
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Unchecked:
     headers: Tensor
     copied: torch.cuda.Event
