@@ -127,7 +127,7 @@ def _figures(
     chosen: argparse.Namespace, budget: Budget, spreads: Sequence[tuple[int, Callable[..., Figure]]]
 ) -> Iterator[Figure]:
     agreements = cp_warm.prepare(chosen, budget)
-    fits = _Fits(chosen.device, budget)
+    fits = _Fits(chosen, budget)
     for it in subjects(chosen):
         one = fits.run(it, "one device", lambda: _one(chosen, it))  # noqa: B023
         for ranks, measure in spreads:
@@ -158,27 +158,30 @@ class _Fits:
     A rank that runs out of memory takes the group along.
     """
 
-    def __init__(self, device: str, budget: Budget) -> None:
-        self._limit = 0.92 * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else float("inf")
+    def __init__(self, chosen: argparse.Namespace, budget: Budget) -> None:
+        on_cuda = chosen.device == "cuda"
+        self._limit = 0.92 * torch.cuda.get_device_properties(0).total_memory if on_cuda else float("inf")
+        self._chosen = chosen
         self._budget = budget
         self._bytes: dict[tuple[str, str, str], float] = {}
         self._seconds: dict[tuple[str, str, str], float] = {}
 
     def run(self, it: Subject, where: str, measure: Callable[[], Figure]) -> Figure:
-        key = (it.op.name, it.who, where)
-        reason = _of_rank_0(self._reason(key, it.size))
+        key, work = (it.op.name, it.who, where), it.size * repeats_of(self._chosen, it)
+        reason = _of_rank_0(self._reason(key, it.size, work))
         if reason:
             return {"left_out": reason}
         start = time.monotonic()
         found = measure()
-        self._seconds[key] = (time.monotonic() - start) / it.size
+        seconds = (time.monotonic() - start) / work
+        self._seconds[key] = min(seconds, self._seconds.get(key, seconds))  # what compiled says nothing of the next
         self._bytes[key] = _largest(found.get("peak_bytes", 0) / it.size)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return found
 
-    def _reason(self, key: tuple[str, str, str], size: int) -> str:
-        needed, seconds = self._bytes.get(key, 0.0) * size, self._seconds.get(key, 0.0) * size
+    def _reason(self, key: tuple[str, str, str], size: int, work: int) -> str:
+        needed, seconds = self._bytes.get(key, 0.0) * size, self._seconds.get(key, 0.0) * work
         if needed > self._limit:
             return f"needs about {needed / 2**30:.0f} GiB"
         if seconds > self._budget.left or self._budget.left < 5.0:

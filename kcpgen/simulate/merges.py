@@ -74,9 +74,12 @@ def entering(op: Op, case: Case, inputs: Inputs, bounds: tuple[int, ...], merged
     if not merged:
         return None
     distances: dict[bool, list[float]] = {False: [], True: []}
+    states: dict[int, tuple[Tensor, Tensor]] = {}
     for m in merged:
         cut = bounds[m.rank + 1] if m.backward else bounds[m.rank]
-        state = at_cut(op, case, inputs, cut)[m.backward]
+        if cut not in states:
+            states[cut] = at_cut(op, case, inputs, cut)
+        state = states[cut][m.backward]
         distances[m.backward].append(relative_rms(m.state, state[0].double()))
     return Entering(
         kind=merged[0].kind,

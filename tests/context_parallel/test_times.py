@@ -56,7 +56,8 @@ def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
 
 
 def test_what_would_not_fit_is_told_by_smaller_sizes() -> None:
-    fits = cp_time._Fits("cpu", Budget(0.0))
+    chosen: Any = SimpleNamespace(device="cpu", repeats=3)
+    fits = cp_time._Fits(chosen, Budget(0.0))
     fits._limit = 1000.0
     op: Any = SimpleNamespace(name="any")
 
