@@ -15,13 +15,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cp_peers
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cp_peers
 from cp_check import check
 from cp_time import cost, time_ranks
 
@@ -65,6 +68,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=["triton", "eager"], help="triton on cuda, else eager")
     parser.add_argument("--scale", type=int, default=1, help="check: divide the lengths, for a machine without a GPU")
     parser.add_argument("--reference", choices=["naive", "eager"], default="eager", help="check: of float64")
+    parser.add_argument(
+        "--memory", choices=["ordinary", "long"], default="ordinary", help="check: how long inputs remember; see docs"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="check --simulated: processes, one for op and size")
+    parser.add_argument("--warm-jobs", type=int, default=0, help="time, cost: first compile in so many processes")
+    parser.add_argument("--peer-configs", type=int, default=8, help="peers' tuning: configurations tried per kernel")
+    parser.add_argument("--budget-s", type=float, default=0.0, help="begin nothing new after so many seconds")
     parser.add_argument("--simulated", action="store_true", help="check: all ranks in this process")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
@@ -88,7 +98,11 @@ def _join_group(device: str) -> None:
     dist.init_process_group(backend, rank=rank, world_size=ranks)
 
 
-def _write(chosen: argparse.Namespace, figures: Iterable[dict[str, Any]]) -> None:
+def _left_out(figure: dict[str, Any]) -> bool:
+    return "left_out" in figure or any("left_out" in figure.get(part, {}) for part in ("one", "ranks"))
+
+
+def _write(chosen: argparse.Namespace, figures: Sequence[dict[str, Any]]) -> None:
     about = {
         "arguments": " ".join(sys.argv[1 : sys.argv.index("--out")] if "--out" in sys.argv else sys.argv[1:]),
         "machine": {**machine(chosen.device), "fla": cp_peers.version()},
@@ -96,6 +110,7 @@ def _write(chosen: argparse.Namespace, figures: Iterable[dict[str, Any]]) -> Non
         "transport": dist.get_backend() if dist.is_initialized() else "none",
         "dtype": chosen.dtype,
         "backend": chosen.backend,
+        "left_out": sum(_left_out(figure) for figure in figures),
     }
     lines = ",\n".join("  " + json.dumps(figure) for figure in figures)
     head = json.dumps(about, indent=1).removesuffix("\n}")

@@ -51,13 +51,14 @@ class Clock:
 
 
 def median_ms(call: Callable[[], Any], clock: Clock, repeats: int, before: Callable[[], Any]) -> float:
-    """Of calls timed one by one, after two that are not; `before` each of them, e.g. a barrier."""
+    """Of calls timed one by one, after two that are not, one where few are; `before` each of them, e.g. a barrier."""
     spans = []
-    for repeat in range(repeats + 2):
+    untimed = 2 if repeats > 3 else 1
+    for repeat in range(repeats + untimed):
         before()
         start = clock.now()
         call()
-        if repeat >= 2:
+        if repeat >= untimed:
             spans.append((start, clock.now()))
     if clock.device == "cuda":
         torch.cuda.synchronize()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import cp_peers
+import cp_warm
 import torch
 import torch.distributed as dist
 from cp_parts import Clock, default_clock, median_ms, own_parts, set_thread_clock
+from cp_workers import Budget
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
@@ -33,15 +38,42 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def subjects(chosen: argparse.Namespace) -> Iterator[tuple[Op, str, Callable[..., Any], int, int]]:
-    """(op, whose, function, T, H): every op at every size, small ones first, ours and then theirs."""
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One op at one size, ours or a peer's."""
+
+    op: Op
+    who: str
+    function: Callable[..., Any]
+    tokens: int
+    heads: int
+
+    @property
+    def size(self) -> int:
+        return self.tokens * self.heads
+
+    @property
+    def about(self) -> Figure:
+        return {"op": self.op.name, "who": self.who, "T": self.tokens, "H": self.heads}
+
+
+def subjects(chosen: argparse.Namespace) -> Iterator[Subject]:
+    """Small sizes first: of each every op, ours and then theirs."""
     sizes = sorted(product(numbers(chosen.tokens), numbers(chosen.heads)), key=lambda size: size[0] * size[1])
-    for name, (tokens, heads) in product(chosen.ops.split(","), sizes):
-        op = load_op(GENERATED / name)
-        yield op, "kcpgen", lambda *x, _op=op, **k: _op.chunk(*x, backend=chosen.backend, **k), tokens, heads
-        theirs = cp_peers.available(name) if chosen.peers else None
-        if theirs is not None:
-            yield op, "fla", theirs, tokens, heads
+    for (tokens, heads), name in product(sizes, chosen.ops.split(",")):
+        for who in implementations(chosen, name):
+            yield subject(chosen, name, who, tokens, heads)
+
+
+def implementations(chosen: argparse.Namespace, name: str) -> list[str]:
+    return ["kcpgen", *(["fla"] if chosen.peers and cp_peers.available(name) else [])]
+
+
+def subject(chosen: argparse.Namespace, name: str, who: str, tokens: int, heads: int) -> Subject:
+    op = load_op(GENERATED / name)
+    function = cp_peers.available(name) if who == "fla" else partial(op.chunk, backend=chosen.backend)
+    assert function is not None
+    return Subject(op=op, who=who, function=function, tokens=tokens, heads=heads)
 
 
 def draw(op: Op, tokens: int, heads: int, chosen: argparse.Namespace, seed: int) -> dict[str, Tensor]:
@@ -83,47 +115,86 @@ def calls_of(function: Callable[..., Any], inputs: dict[str, Tensor], **keywords
 
 def time_ranks(chosen: argparse.Namespace) -> Iterator[Figure]:
     """One device (rank 0, the others wait) and all ranks."""
-    fits = _Fits(chosen.device)
-    for op, who, function, tokens, heads in subjects(chosen):
-        size = tokens * heads
-        one = fits.run((op.name, who, "one"), size, lambda: _one(chosen, op, function, tokens, heads))  # noqa: B023
-        many = fits.run((op.name, who, "many"), size, lambda: _many(chosen, op, who, function, tokens, heads))  # noqa: B023
-        yield _figure(chosen, op, who, tokens, heads, one, many)
+    yield from _figures(chosen, Budget(chosen.budget_s), [(dist.get_world_size(), _many)])
 
 
 def cost(chosen: argparse.Namespace) -> Iterator[Figure]:
     """One device against ranks simulated in turn: what each rank computes, and how long that takes it alone."""
-    fits = _Fits(chosen.device)
-    for op, who, function, tokens, heads in subjects(chosen):
-        one = fits.run((op.name, who, "one"), tokens * heads, lambda: _one(chosen, op, function, tokens, heads))  # noqa: B023
-        for ranks in numbers(chosen.ranks):
-            many = _simulated(chosen, op, who, function, tokens, heads, ranks)
-            yield {**_figure(chosen, op, who, tokens, heads, one, many), "simulated_ranks": ranks}
+    yield from _figures(chosen, Budget(chosen.budget_s), [(ranks, _simulated) for ranks in numbers(chosen.ranks)])
 
 
-def _figure(chosen: argparse.Namespace, op: Op, who: str, tokens: int, heads: int, one: Figure, many: Figure) -> Figure:
-    found: Figure = {"op": op.name, "who": who, "T": tokens, "H": heads, "K": chosen.width, "one": one, "ranks": many}
+def _figures(
+    chosen: argparse.Namespace, budget: Budget, spreads: Sequence[tuple[int, Callable[..., Figure]]]
+) -> Iterator[Figure]:
+    agreements = cp_warm.prepare(chosen, budget)
+    fits = _Fits(chosen, budget)
+    for it in subjects(chosen):
+        one = fits.run(it, "one device", lambda: _one(chosen, it))  # noqa: B023
+        for ranks, measure in spreads:
+            many = fits.run(it, f"{ranks} ranks", lambda: measure(chosen, it, ranks))  # noqa: B023
+            figure = _figure(chosen, it, one, many)
+            agreement = agreements.get((it.op.name, it.who))
+            yield {**figure, f"{'real' if dist.is_initialized() else 'simulated'}_ranks": ranks, "o_to_one": agreement}
+
+
+def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) -> Figure:
+    """speedup: one device's time by that of all ranks; work: what ranks compute in all, by what one device does."""
+    found: Figure = {**it.about, "K": chosen.width, "one": one, "ranks": many}
     if "ms" in one and "ms" in many:
         found["speedup"] = {k: round(one["ms"][k] / ms, 3) for k, ms in many["ms"].items() if k in one["ms"]}
+    if "ms" in one and "computes_ms" in many:
+        found["work"] = {k: round(ms / one["ms"][k], 3) for k, ms in many["computes_ms"].items()}
     return found
 
 
+def repeats_of(chosen: argparse.Namespace, it: Subject) -> int:
+    """Fewer of what takes long anyway."""
+    return max(min(3, chosen.repeats), min(chosen.repeats, chosen.repeats * 2**22 // it.size))
+
+
 class _Fits:
-    """Leaves out, on all ranks alike, what will not fit: a rank that runs out of memory takes the group along."""
+    """Leaves out, on all ranks alike, what memory or time will not do for, going by smaller sizes.
 
-    def __init__(self, device: str) -> None:
-        self._limit = 0.92 * torch.cuda.get_device_properties(0).total_memory if device == "cuda" else float("inf")
-        self._per_size: dict[tuple[str, str, str], float] = {}
+    A rank that runs out of memory takes the group along.
+    """
 
-    def run(self, key: tuple[str, str, str], size: int, measure: Callable[[], Figure]) -> Figure:
-        needed = self._per_size.get(key, 0.0) * size
-        if needed > self._limit:
-            return {"left_out": f"needs about {needed / 2**30:.0f} GiB"}
+    def __init__(self, chosen: argparse.Namespace, budget: Budget) -> None:
+        on_cuda = chosen.device == "cuda"
+        self._limit = 0.92 * torch.cuda.get_device_properties(0).total_memory if on_cuda else float("inf")
+        self._chosen = chosen
+        self._budget = budget
+        self._bytes: dict[tuple[str, str, str], float] = {}
+        self._seconds: dict[tuple[str, str, str], float] = {}
+
+    def run(self, it: Subject, where: str, measure: Callable[[], Figure]) -> Figure:
+        key, work = (it.op.name, it.who, where), it.size * repeats_of(self._chosen, it)
+        reason = _of_rank_0(self._reason(key, it.size, work))
+        if reason:
+            return {"left_out": reason}
+        start = time.monotonic()
         found = measure()
-        self._per_size[key] = _largest(found.get("peak_bytes", 0) / size)
+        seconds = (time.monotonic() - start) / work
+        self._seconds[key] = min(seconds, self._seconds.get(key, seconds))  # what compiled says nothing of the next
+        self._bytes[key] = _largest(found.get("peak_bytes", 0) / it.size)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return found
+
+    def _reason(self, key: tuple[str, str, str], size: int, work: int) -> str:
+        needed, seconds = self._bytes.get(key, 0.0) * size, self._seconds.get(key, 0.0) * work
+        if needed > self._limit:
+            return f"needs about {needed / 2**30:.0f} GiB"
+        if seconds > self._budget.left or self._budget.left < 5.0:
+            return f"no time left: {max(0.0, self._budget.left):.0f} s, takes about {seconds:.0f} s"
+        return ""
+
+
+def _of_rank_0(text: str) -> str:
+    if not dist.is_initialized():
+        return text
+    found = [text]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def _largest(number: float) -> float:
@@ -135,33 +206,32 @@ def _largest(number: float) -> float:
     return max(found)
 
 
-def _one(chosen: argparse.Namespace, op: Op, function: Callable[..., Any], tokens: int, heads: int) -> Figure:
+def _one(chosen: argparse.Namespace, it: Subject) -> Figure:
     found: Figure = {}
     if not dist.is_initialized() or dist.get_rank() == 0:
-        found = _measured(chosen, calls_of(function, draw(op, tokens, heads, chosen, 0)), lambda: None)
+        found = _measured(
+            chosen, it, lambda: calls_of(it.function, draw(it.op, it.tokens, it.heads, chosen, 0)), lambda: None
+        )
     if dist.is_initialized():
         dist.barrier()
     return found
 
 
-def _many(
-    chosen: argparse.Namespace, op: Op, who: str, function: Callable[..., Any], tokens: int, heads: int
-) -> Figure:
+def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
     """ms and memory of the slowest rank, parts of every rank."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    offsets = torch.tensor([0, tokens], device=chosen.device)
-    if who == "kcpgen":
+    rank = dist.get_rank()
+    offsets = torch.tensor([0, it.tokens], device=chosen.device)
+    if it.who == "kcpgen":
         context: Any = build_cp_context(offsets, cu_seqlens_cpu=offsets.cpu())
     else:
         context = cp_peers.context(offsets, dist.group.WORLD)
-    inputs = draw(op, tokens // ranks, heads, chosen, rank)
-    calls = calls_of(function, inputs, cp_context=context)
-    found = _measured(chosen, calls, dist.barrier)
+    calls = calls_of(it.function, draw(it.op, it.tokens // ranks, it.heads, chosen, rank), cp_context=context)
+    found = _measured(chosen, it, lambda: calls, dist.barrier)
     shares: list[Any] = [None] * ranks
     dist.all_gather_object(shares, found)
     if any("ms" not in share for share in shares):
         return {"failed": [share.get("failed", "") for share in shares]}
-    parts, sent = _parts_and_bytes(chosen, who, calls)
+    parts, sent = _parts_and_bytes(chosen, it, calls)
     all_parts: list[Any] = [None] * ranks
     dist.all_gather_object(all_parts, parts)
     return {
@@ -172,16 +242,20 @@ def _many(
     }
 
 
-def _measured(chosen: argparse.Namespace, calls: dict[str, Call], barrier: Call) -> Figure:
+def _measured(
+    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], barrier: Call
+) -> Figure:
     """Medians in ms, and peak memory."""
     on_cuda = chosen.device == "cuda"
     clock = Clock(chosen.device)
     try:
+        calls = make_calls()
         calls["forward"]()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
+        repeats = repeats_of(chosen, it)
         found: Figure = {
-            "ms": {kind: round(median_ms(call, clock, chosen.repeats, barrier), 4) for kind, call in calls.items()}
+            "ms": {kind: round(median_ms(call, clock, repeats, barrier), 4) for kind, call in calls.items()}
         }
     except ContextParallelError:
         raise
@@ -191,20 +265,21 @@ def _measured(chosen: argparse.Namespace, calls: dict[str, Call], barrier: Call)
 
 
 def _parts_and_bytes(
-    chosen: argparse.Namespace, who: str, calls: dict[str, Call]
+    chosen: argparse.Namespace, it: Subject, calls: dict[str, Call]
 ) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
     """Mean ms of each part of a call, from calls of their own, and the bytes that one sends."""
-    clock, sent = Clock(chosen.device), _Sent()
+    clock, sent, repeats = Clock(chosen.device), _Sent(), repeats_of(chosen, it)
     parts: dict[str, dict[str, float]] = {}
     bytes_: dict[str, int] = {}
-    with own_parts(chosen.device) if who == "kcpgen" else cp_peers.parts(), default_clock(clock), sent.counted(who):
+    own = it.who == "kcpgen"
+    with own_parts(chosen.device) if own else cp_peers.parts(), default_clock(clock), sent.counted(it.who):
         for kind, call in calls.items():
             sent.total = 0
-            for _ in range(chosen.repeats):
+            for _ in range(repeats):
                 dist.barrier()
                 call()
-            parts[kind] = {part: round(ms / chosen.repeats, 4) for part, ms in clock.totals().items()}
-            bytes_[kind] = sent.total // chosen.repeats
+            parts[kind] = {part: round(ms / repeats, 4) for part, ms in clock.totals().items()}
+            bytes_[kind] = sent.total // repeats
     return parts, bytes_
 
 
@@ -230,33 +305,58 @@ class _Sent:
             yield
 
 
-def _simulated(
-    chosen: argparse.Namespace, op: Op, who: str, function: Callable[..., Any], tokens: int, heads: int, ranks: int
-) -> Figure:
-    """ms from the first rank's start to the last one's end on a network that takes no time; parts of every rank."""
-    offsets = torch.tensor([0, tokens], device=chosen.device)
-    whole = draw(op, tokens, heads, chosen, 0)
-    share = tokens // ranks
+def _simulated(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
+    """ms from the first rank's start to the last one's end on a network that takes no time; parts of every rank.
 
-    def body(transport: SimulatedTransport) -> dict[str, tuple[dict[str, float], list[float]]]:
+    computes_ms: of all ranks together, without waits; share: how it divides into pre-process, merge and the rest.
+    """
+    repeats = repeats_of(chosen, it)
+    try:
+        whole = draw(it.op, it.tokens, it.heads, chosen, 0)
+        found = on_simulated_ranks(
+            chosen, it, whole, ranks, lambda call, transport: _rank_alone(call, chosen, transport, repeats)
+        )
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    kinds = found[0]
+    computes = {kind: sum(sum(rank[kind][1]) for rank in found) for kind in kinds}
+    return {
+        "ms": {kind: round(last_end([rank[kind][1] for rank in found]), 4) for kind in kinds},
+        "computes_ms": {kind: round(ms, 4) for kind, ms in computes.items()},
+        "share": {kind: _share([rank[kind][0] for rank in found], ms) for kind, ms in computes.items()},
+        "parts_ms_by_rank": [{kind: parts for kind, (parts, _) in rank.items()} for rank in found],
+    }
+
+
+def on_simulated_ranks(
+    chosen: argparse.Namespace,
+    it: Subject,
+    whole: dict[str, Tensor],
+    ranks: int,
+    measure: Callable[[Call, SimulatedTransport], Any],
+) -> list[dict[str, Any]]:
+    """`measure(call, transport)` of every rank's forward and training call; each holds its part of `whole`."""
+    offsets = torch.tensor([0, it.tokens], device=chosen.device)
+    share = it.tokens // ranks
+
+    def body(transport: SimulatedTransport) -> dict[str, Any]:
         span = slice(transport.rank * share, (transport.rank + 1) * share)
         inputs = {n: x.detach()[:, span].contiguous().requires_grad_() for n, x in whole.items()}
-        if who == "kcpgen":
+        if it.who == "kcpgen":
             context: Any = build_cp_context(offsets, transport, cu_seqlens_cpu=offsets.cpu())
         else:
             context = cp_peers.simulated_context(offsets, transport)
-        calls = calls_of(function, inputs, cp_context=context)
-        return {kind: _rank_alone(call, chosen, transport) for kind, call in calls.items()}
+        calls = calls_of(it.function, inputs, cp_context=context)
+        return {kind: measure(call, transport) for kind, call in calls.items()}
 
-    try:
-        with own_parts(chosen.device) if who == "kcpgen" else cp_peers.simulated():
-            found = run_ranks(ranks, body)
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
-    return {
-        "ms": {kind: round(last_end([rank[kind][1] for rank in found]), 4) for kind in found[0]},
-        "parts_ms_by_rank": [{kind: parts for kind, (parts, _) in rank.items()} for rank in found],
-    }
+    with own_parts(chosen.device) if it.who == "kcpgen" else cp_peers.simulated():
+        return run_ranks(ranks, body)
+
+
+def _share(parts: Sequence[dict[str, float]], computes: float) -> dict[str, float]:
+    """Main: whatever is neither pre-process nor merge, launches and all; so it is counted alike for every op."""
+    extra = {part: sum(rank.get(part, 0.0) for rank in parts) / computes for part in ("pre-process", "merge")}
+    return {**{part: round(x, 4) for part, x in extra.items()}, "main": round(1 - sum(extra.values()), 4)}
 
 
 def last_end(stretches: list[list[float]]) -> float:
@@ -274,7 +374,7 @@ def last_end(stretches: list[list[float]]) -> float:
 
 
 def _rank_alone(
-    call: Call, chosen: argparse.Namespace, transport: SimulatedTransport
+    call: Call, chosen: argparse.Namespace, transport: SimulatedTransport, repeats: int
 ) -> tuple[dict[str, float], list[float]]:
     """Mean ms of each part of a rank's call and of its stretches; the first two calls are left out."""
     clock = Clock(chosen.device)
@@ -294,13 +394,13 @@ def _rank_alone(
 
     runs: list[list[Any]] = []
     with mock.patch.object(transport, "all_gather", sending), mock.patch.object(transport, "collect", waiting):
-        for repeat in range(chosen.repeats + 2):
+        for repeat in range(repeats + 2):
             if repeat == 2:
                 clock.totals()
             marks[:] = [clock.now()]
             call()
             runs.append([*marks, clock.now()])
-    parts = {part: round(ms / chosen.repeats, 4) for part, ms in clock.totals().items() if part != "gather"}
+    parts = {part: round(ms / repeats, 4) for part, ms in clock.totals().items() if part != "gather"}
     return parts, _stretches(clock, runs[2:])
 
 

@@ -25,7 +25,7 @@ from kcpgen.runtime.context_parallel.merge import compose
 from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, product
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
-from kcpgen.runtime.functions import outside_graphs
+from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
@@ -70,7 +70,7 @@ class Run:
     starts: tuple[int, ...]
     tiles: Tiles
     cp: CPContext | None
-    training: bool  # whether a backward may follow
+    differentiable: bool  # whether a backward may follow
 
     @property
     def sequences(self) -> range:
@@ -127,6 +127,7 @@ class _Op:
     def __init__(self, run: Run, prepared: Any) -> None:
         self.name = run.kernels.op
         self.kind = run.kernels.kind
+        self.differentiable = run.differentiable
         self.heads, self.keys, self.values = prepared.heads, prepared.keys, prepared.values
         self.prepared = prepared
         self._run = run
@@ -165,7 +166,7 @@ class Forward(_Op):
 
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         run = self._run
-        keep = run.training and o is not None  # a summary must find U0 as it was
+        keep = run.differentiable and o is not None  # a summary must find U0 as it was
         run.kernels.scan(
             self.prepared, layout, run.tiles.scan, o=o, initial_state=initial, final_state=final, keep=keep
         )
@@ -336,7 +337,6 @@ def run_chunks(
     offsets = cu_seqlens if cp is None else cp.shard.offsets
     layout = chunk_layout(B, T, offsets, tiles.chunk, inputs[0].device)
     rows, starts = (B, (0, T)) if offsets is None else (1, tuple(offsets))
-    given = [initial_state, *inputs, *params]
     run = Run(
         kernels=kernels,
         keywords=keywords,
@@ -346,7 +346,7 @@ def run_chunks(
         starts=starts,
         tiles=tiles,
         cp=cp,
-        training=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given),
+        differentiable=requires_grad(initial_state, *inputs, *params),
     )
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())

@@ -50,6 +50,11 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def requires_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd will have a backward of a function of these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
     """Leave a function out of what torch.compile captures.
 

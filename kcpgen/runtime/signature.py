@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kcpgen.runtime import backends, checks
 from kcpgen.runtime.checks import Sizes, refusal
-from kcpgen.runtime.context_parallel.arguments import share, told_to_others
+from kcpgen.runtime.context_parallel.arguments import meeting_others, share
 from kcpgen.runtime.context_parallel.context import CPContext
 
 
@@ -62,7 +62,7 @@ class Signature:
         `switches` holds options and flags. Raises TypeError, ValueError, and RuntimeError or ImportError for a backend
         that is not available; with a cp_context the other ranks are told of it.
         """
-        with told_to_others(self.op, cp_context):
+        with meeting_others(self.op, cp_context):
             return self._check(
                 inputs=inputs,
                 params=params,

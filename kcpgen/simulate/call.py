@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,23 +27,44 @@ class Spread:
     merge: Method = "fold"
 
 
+def ordinary_memory(op: Op, case: Case, device: str) -> Inputs:
+    """Inputs that forget as trained models do, with a very different decay on every head.
+
+    The mean decay halves a state in 4 tokens on the first head and in 400 on the last. Where nothing decays, erases are
+    all that forgets.
+    """
+
+    def paced(x: Tensor, heads: Tensor) -> Tensor:
+        mean = x.abs().mean(dim=[axis for axis in range(x.ndim) if axis != 2])
+        return math.log(2) / (4 * 100**heads) / mean
+
+    return _with_decays(op, case, device, paced)
+
+
 def long_memory(op: Op, case: Case, device: str) -> Inputs:
     """Inputs whose states outlive a rank, with a very different decay on every head.
 
     With the decays of an ordinary test nothing would be left of a state after a few hundred tokens, whoever lost it.
     """
+    tokens = max(case.tokens, 16)
+    return _with_decays(op, case, device, lambda x, heads: 2 / tokens * (tokens / 8) ** heads)
+
+
+MEMORIES: Mapping[str, Callable[[Op, Case, str], Inputs]] = {"ordinary": ordinary_memory, "long": long_memory}
+
+
+def _with_decays(op: Op, case: Case, device: str, factors: Callable[[Tensor, Tensor], Tensor]) -> Inputs:
+    """Log decays times `factors(log decay, heads from 0 to 1)`, one for each of its heads."""
     inputs = make_inputs(op, case, device)
     heads = torch.arange(case.value_heads, device=device) / max(1, case.value_heads - 1)
-    tokens = max(case.tokens, 16)
-    factors = 2 / tokens * (tokens / 8) ** heads
 
-    def slower(name: str, x: Tensor) -> Tensor:
+    def changed(name: str, x: Tensor) -> Tensor:
         if name not in op.description.log_decays:
             return x
-        own = factors[:: case.value_heads // x.shape[2]].to(x.dtype)
+        own = factors(x.detach(), heads[:: case.value_heads // x.shape[2]]).to(x.dtype)
         return (x.detach() * own.reshape(1, 1, -1, *[1] * (x.ndim - 3))).requires_grad_()
 
-    return replace(inputs, tokens={name: slower(name, x) for name, x in inputs.tokens.items()})
+    return replace(inputs, tokens={name: changed(name, x) for name, x in inputs.tokens.items()})
 
 
 def on_ranks(op: Op, case: Case, inputs: Inputs, spread: Spread) -> dict[str, Tensor]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from kcpgen.runtime.context_parallel.context import shard_bounds
 from kcpgen.simulate.call import Spread, by_token, long_memory, on_ranks
+from kcpgen.simulate.reference import exact
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import bound_of, evaluate, relative_rms
-from kcpgen.verify.inputs import in_float64
+from kcpgen.verify.inputs import Inputs
 from kcpgen.verify.op import Op
 
 Tensors = Mapping[str, Tensor]
@@ -53,14 +54,13 @@ class Comparison:
     figures: tuple[Figure, ...]
 
 
-def simulate(op: Op, case: Case, spread: Spread, device: str, *, reference: str = "naive") -> Comparison:
-    """Run a packed row on one device and on simulated ranks. `reference` "eager" is the float64 chunked form."""
+def simulate(
+    op: Op, case: Case, spread: Spread, device: str, *, reference: str = "naive", inputs: Inputs | None = None
+) -> Comparison:
+    """Run a packed row on one device and on simulated ranks; `reference` as in `exact`, `inputs` of long memory."""
     case = replace(case, segments=1)  # one device is the witness: it must not be cut as ranks are
-    inputs = long_memory(op, case, device)
-    exact = in_float64(inputs)
-    naive = (
-        evaluate(op.naive, exact, case) if reference == "naive" else evaluate(op.chunk, exact, case, backend="eager")
-    )
+    inputs = long_memory(op, case, device) if inputs is None else inputs
+    naive = exact(op, case, inputs, reference)
     with observed_chunks() as chunks:
         one = evaluate(op.chunk, inputs, case, backend=case.backend)
         cp = on_ranks(op, case, inputs, spread)

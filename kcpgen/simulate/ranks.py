@@ -27,10 +27,17 @@ class SimulatedTransport:
     def __init__(self, rank: int, size: int, payloads: Payloads, park: Callable[[], None]) -> None:
         self.rank = rank
         self.size = size
+        self.attempt = 0
         self.sent_bytes = 0
         self._call = 0
         self._payloads = payloads
         self._park = park
+
+    def meet(self, context: object, about: Signature, timeout: float, *, alone: bool) -> None:
+        """Nothing to compare, as in `agree`."""
+
+    def next_attempt(self) -> None:
+        self.attempt += 1
 
     def next_call(self) -> int:
         self._call += 1

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from cp_rows import OPS, op, relative, row
 
 from kcpgen.runtime import build_cp_context
-from kcpgen.runtime.context_parallel import torch_op
+from kcpgen.runtime.context_parallel import torch_op, transport
 from kcpgen.simulate.call import by_token, long_memory, on_one_rank
 from kcpgen.verify.compare import evaluate
 
@@ -108,58 +108,117 @@ def _whole(share: torch.Tensor, tokens: bool, count: int) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
+CROSSING, APART = (30, 6), (12, 12, 12)  # on three ranks of 12 tokens: with sequences across ranks, and without
+PATIENCE = 30.0  # seconds a rank would wait in a scenario where it should hear of trouble well before
+SHORT = 1.0
+
+
 def troubles(rank: int) -> dict[str, Any]:
     """What each kind of trouble made of this rank's call, every one in a group of its own."""
+    transport.ANSWER_WITHIN = 1.0
     return {
         "sizes": _outcome(rank, other={"width": 4}),
+        "sizes later": _outcome(rank, other={"width": 4}, before=True),
         "cu_seqlens": _outcome(rank, other={"lengths": (20, 16)}),
         "op": _outcome(rank, other={"name": "gla"}),
         "cu_seqlens later": _outcome(rank, other={"lengths": (29, 7)}, before=True),
         "shards later": _outcome(rank, other={"layout": (11, 13, 12)}, before=True),
+        "crosses nothing": _outcome(rank, other={"lengths": APART}),
+        "crosses nothing later": _outcome(rank, other={"lengths": APART}, before=True),
+        "crosses alone": _outcome(rank, {"lengths": APART}, other={"lengths": CROSSING}),
+        "crosses alone later": _outcome(rank, {"lengths": APART}, other={"lengths": CROSSING}, before=True),
+        "stale context": stale_context(rank),
+        "gradients": _outcome(rank, other={"gradients": False}),
+        "gradients later": _outcome(rank, other={"gradients": False}, before=True),
         "arguments": _outcome(rank, other={"keywords": {"scale": "big"}}),
+        "arguments, apart": _outcome(rank, {"lengths": APART}, other={"lengths": APART, "keywords": {"scale": "big"}}),
+        "retry of one": _outcome(rank, other={"retry": True}),
+        "retry of all": _outcome(rank, {"retry": True, "pause": 0.5 * rank}, other={"retry": True, "pause": 0.5}),
         "error inside": _outcome(rank, other={"broken": True}, after=True),
-        "no backward": backward_out_of_step(rank),
-        "absent": _outcome(rank, other={"absent": True}),
+        "no backward": backward_out_of_step(rank, 1),
+        "no backward later": backward_out_of_step(rank, 3),
+        "absent": _outcome(rank, {"timeout": SHORT}, other={"absent": True}),
+        "absent, apart": _outcome(rank, {"lengths": APART, "timeout": SHORT}, other={"absent": True}),
     }
 
 
-def _outcome(rank: int, *, other: dict[str, Any], before: bool = False, after: bool = False) -> dict[str, Any]:
+def _outcome(
+    rank: int,
+    usual: dict[str, Any] | None = None,
+    *,
+    other: dict[str, Any],
+    before: bool = False,
+    after: bool = False,
+) -> dict[str, Any]:
     """One call in which rank 1 is `other` than the others; `before` and `after` it, one as it should be."""
     group = dist.new_group()
     if before:
         _call(group)
-    start = time.monotonic()
-    found = {"error": "none", "text": ""}
-    try:
-        _call(group, **(other if rank == 1 else {}))
-    except Exception as error:
-        found = {"error": type(error).__name__, "text": str(error)}
-    found["seconds"] = time.monotonic() - start
+    found = _caught(lambda: _call(group, **(other if rank == 1 else usual or {})))
     if after:
         _call(group)
     return found
+
+
+def _caught(call: Callable[[], Any]) -> dict[str, Any]:
+    start = time.monotonic()
+    found = {"error": "none", "text": ""}
+    try:
+        call()
+    except Exception as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    return {**found, "seconds": time.monotonic() - start}
 
 
 def _call(
     group: dist.ProcessGroup,
     *,
     name: str = "kda",
-    lengths: tuple[int, ...] = (30, 6),
+    lengths: tuple[int, ...] = CROSSING,
     layout: Any = (12, 12, 12),
     width: int = 8,
     keywords: dict[str, Any] | None = None,
+    gradients: bool = True,
+    retry: bool = False,
+    pause: float = 0.0,
+    timeout: float = PATIENCE,
     broken: bool = False,
     absent: bool = False,
 ) -> None:
     if absent:
-        time.sleep(2.0)
+        time.sleep(SHORT)
         return
     case = row(lengths, value_width=width)
     inputs = long_memory(op(name), case, "cpu")
+    cp = build_cp_context(torch.tensor(case.offsets), group, layout=layout, timeout=timeout)
+    refused = replace(inputs, keywords={**inputs.keywords, "scale": "big"})
     inputs = replace(inputs, keywords={**inputs.keywords, **(keywords or {})})
-    cp = build_cp_context(torch.tensor(case.offsets), group, layout=layout, timeout=2.0)
-    with _broken_summary(broken):
-        on_one_rank(op(name), case, inputs, cp)
+    if retry:
+        with suppress(TypeError):
+            on_one_rank(op(name), case, refused, cp)
+        time.sleep(pause)
+    with _broken_summary(broken), torch.set_grad_enabled(gradients):
+        if gradients:
+            on_one_rank(op(name), case, inputs, cp)
+        else:
+            tokens = {n: x.detach()[:, cp.shard.start : cp.shard.stop] for n, x in inputs.tokens.items()}
+            op(name).chunk(**tokens, cp_context=cp)
+
+
+def stale_context(rank: int) -> dict[str, Any]:
+    """Rank 1 takes the context of the step before, where sequences crossed; none does in the others' new one."""
+    group = dist.new_group()
+
+    def call(lengths: tuple[int, ...], old: Any = None) -> Any:
+        case = row(lengths)
+        inputs = replace(long_memory(op("kda"), case, "cpu"), initial_state=None, d_state=None)
+        cp = old or build_cp_context(torch.tensor(case.offsets), group, timeout=PATIENCE)
+        tokens = {n: x.detach()[:, cp.shard.start : cp.shard.stop] for n, x in inputs.tokens.items()}
+        op("kda").chunk(**tokens, cp_context=cp)
+        return cp
+
+    old = call(CROSSING)
+    return _caught(lambda: call(CROSSING, old) if rank == 1 else call(APART))
 
 
 @contextmanager
@@ -171,21 +230,36 @@ def _broken_summary(broken: bool) -> Iterator[None]:
         yield
 
 
-def backward_out_of_step(rank: int) -> dict[str, Any]:
-    """Rank 1 skips the backward: its next forward meets the others' backward."""
-    case = row((30, 6))
+def backward_out_of_step(rank: int, step: int) -> dict[str, Any]:
+    """In one step rank 1 skips the backward: its next forward meets the others' backward."""
+    case = row(CROSSING)
     inputs = long_memory(op("kda"), case, "cpu")
-    cp = build_cp_context(torch.tensor(case.offsets), dist.new_group(), timeout=2.0)
+    cp = build_cp_context(torch.tensor(case.offsets), dist.new_group(), timeout=SHORT)
     span = slice(cp.shard.start, cp.shard.stop)
-    try:
-        for _ in range(2):
+
+    def steps() -> None:
+        for number in range(1, step + 2):
             tokens = {n: x.detach()[:, span].requires_grad_() for n, x in inputs.tokens.items()}
             o, _ = op("kda").chunk(**tokens, cp_context=cp)
-            if rank != 1:
+            if rank != 1 or number != step:
                 o.sum().backward()
-    except Exception as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    return {"error": "none", "text": ""}
+
+    return _caught(steps)
+
+
+def many_contexts(rank: int) -> tuple[int, float]:
+    """(notes of contexts left in the store, seconds) after a call with each of 50 contexts that cross nothing."""
+    group = dist.new_group()
+    case = row((16, 16))
+    inputs = long_memory(op("gla"), case, "cpu")
+    start = time.monotonic()
+    for _ in range(50):
+        cp = build_cp_context(torch.tensor(case.offsets), group, timeout=PATIENCE)
+        on_one_rank(op("gla"), case, inputs, cp)
+    seconds = time.monotonic() - start
+    dist.barrier()
+    store = cp.transport._board._store  # type: ignore[attr-defined]
+    return sum(store.check([f"context/{number}"]) for number in range(1, 51)), seconds
 
 
 def on_a_subgroup(rank: int) -> float | None:

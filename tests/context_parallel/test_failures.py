@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import cp_processes
 import pytest
+import torch
+from torch.distributed import HashStore
 
-from kcpgen.runtime.context_parallel.transport import Watch
+from kcpgen.runtime.context_parallel import deferred
+from kcpgen.runtime.context_parallel import transport as module
+from kcpgen.runtime.context_parallel.board import Board
+from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatchError
+from kcpgen.runtime.context_parallel.payload import HEADER
+from kcpgen.runtime.context_parallel.transport import GroupTransport, Place, Watch
 
 Troubles = list[dict[str, Any]]
+PROMPTLY = 5.0  # seconds; in these scenarios a rank would wait for 30
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +32,39 @@ def ranks() -> Troubles:
     ("kind", "text"),
     [
         ("sizes", "rank 1 has `values` 4, others 8"),
-        ("cu_seqlens", "rank 1 has `cu_seqlens` "),
+        ("sizes later", "rank 1 has `values` 4, others 8"),
         ("op", "rank 1 has `op` chunk_gla, others chunk_kda"),
-        ("cu_seqlens later", "rank 1 came with another `cu_seqlens`"),
-        ("shards later", "rank 1 came with another `shards`"),
+        ("cu_seqlens", "rank 1 has `cu_seqlens` [0, 20, 36]"),
+        ("cu_seqlens later", "rank 1 has `cu_seqlens` [0, 29, 36]"),
+        ("shards later", "rank 1 has `shards` [0, 11, 24, 36]"),
+        ("crosses nothing", "rank 1 has `cu_seqlens` [0, 12, 24, 36]"),
+        ("crosses nothing later", "rank 1 has `cu_seqlens` [0, 12, 24, 36]"),
+        ("crosses alone", "rank 1 has `cu_seqlens` [0, 30, 36]"),
+        ("crosses alone later", "rank 1 has `cu_seqlens` [0, 30, 36]"),
+        ("stale context", "rank 1 has `cu_seqlens` [0, 30, 36]"),
+        ("gradients", "rank 1 has `gradients` not required, others required"),
+        ("gradients later", "rank 1 came with another `gradients`: rank 0: required, rank 1: not required"),
         ("no backward", "rank 1 has `direction` forward, others backward"),
+        ("no backward later", "rank 1 came with another `direction`: rank 0: backward, rank 1: forward"),
     ],
 )
 def test_ranks_that_disagree(ranks: Troubles, kind: str, text: str) -> None:
+    """Whoever would wait for ever, and whoever would notice nothing: all of them hear of it at once."""
     for troubles in ranks:
-        assert troubles[kind]["error"] == "RankMismatchError"
+        assert troubles[kind]["error"] == "RankMismatchError", troubles[kind]
         assert text in troubles[kind]["text"]
+        assert troubles[kind]["seconds"] < PROMPTLY
 
 
-def test_a_missing_rank_is_named_in_bounded_time(ranks: Troubles) -> None:
-    first, absent, last = (troubles["absent"] for troubles in ranks)
+@pytest.mark.parametrize(
+    ("kind", "waits"), [("absent", "in exchange 1"), ("absent, apart", "for all ranks to come to context 1")]
+)
+def test_a_missing_rank_is_named_in_bounded_time(ranks: Troubles, kind: str, waits: str) -> None:
+    first, absent, last = (troubles[kind] for troubles in ranks)
     assert absent["error"] == "none"
     for found in (first, last):
         assert found["error"] == "RankTimeoutError"
-        assert "no answer within 2 s; not there: rank 1" in found["text"]
+        assert f"waits {waits}: no answer within 1 s; not there: rank 1" in found["text"]
         assert found["seconds"] < 10
 
 
@@ -51,7 +74,28 @@ def test_a_rank_that_refuses_its_arguments_is_quoted_by_the_others(ranks: Troubl
     for found in (first, last):
         assert found["error"] == "RankFailedError"
         assert "rank 1 failed before exchange 1: TypeError: chunk_kda: `scale`" in found["text"]
-        assert found["seconds"] < 2
+        assert found["seconds"] < PROMPTLY
+
+
+def test_a_rank_that_refuses_what_concerns_no_other_leaves_them_alone(ranks: Troubles) -> None:
+    found = [troubles["arguments, apart"] for troubles in ranks]
+    assert [one["error"] for one in found] == ["none", "TypeError", "none"]
+
+
+def test_a_call_refused_by_one_rank_is_over_for_all(ranks: Troubles) -> None:
+    """That rank's next call is not the one in which the others wait, however soon it comes."""
+    first, failed, last = (troubles["retry of one"] for troubles in ranks)
+    assert failed["error"] == "RankMismatchError"
+    assert "rank 1 has `attempt` 2, others 1" in failed["text"]
+    for found in (first, last):
+        assert found["error"] == "RankFailedError"
+        assert "TypeError: chunk_kda: `scale`" in found["text"]
+    assert all(found["seconds"] < PROMPTLY for found in (first, failed, last))
+
+
+def test_a_call_refused_by_all_ranks_may_be_repeated(ranks: Troubles) -> None:
+    """A rank that then has to wait does not take the others' old reports for new ones."""
+    assert [troubles["retry of all"]["error"] for troubles in ranks] == ["none"] * 3
 
 
 def test_a_group_goes_on_after_a_rank_failed_inside_a_call(ranks: Troubles) -> None:
@@ -61,6 +105,88 @@ def test_a_group_goes_on_after_a_rank_failed_inside_a_call(ranks: Troubles) -> N
     for found in (first, last):
         assert found["error"] == "RankFailedError"
         assert "rank 1 failed in exchange 1: MemoryError: out of memory" in found["text"]
+
+
+def test_contexts_that_agree_cost_no_wait_and_leave_nothing_behind() -> None:
+    for stored, seconds in cp_processes.run(2, cp_processes.many_contexts):
+        assert stored <= 2, stored
+        assert seconds < PROMPTLY
+
+
+@pytest.fixture
+def transport(monkeypatch: pytest.MonkeyPatch) -> GroupTransport:
+    """Of rank 0 of two, without a group: what the watching thread does is the same on any device."""
+    monkeypatch.setattr(module.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(module.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(module, "_store_of", lambda group: HashStore())
+    monkeypatch.setattr(module, "ANSWER_WITHIN", 0.1)
+    return GroupTransport(None)  # type: ignore[arg-type]
+
+
+def test_a_collective_under_way_is_ended_by_what_earlier_headers_say(
+    transport: GroupTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, later = Place(context=1, attempt=1, exchange=2), time.monotonic() + 60
+    assert not transport._in_trouble(place, later)
+
+    def mismatch(*, wait: bool, owner: object) -> None:
+        assert (wait, owner) == (False, transport)
+        raise RankMismatchError("rank 1 came with another `gradients`")
+
+    monkeypatch.setattr(module, "check_deferred", mismatch)
+    assert transport._in_trouble(place, later)
+    with pytest.raises(RankMismatchError, match="another `gradients`"):
+        transport.next_call()
+
+
+class Event:
+    """Of a copy to the host."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+def test_headers_are_checked_once_they_have_arrived_each_owners_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = torch.zeros(2, HEADER)
+    bad = good.clone()
+    bad[1, 0] = 1.0  # another call
+    mine, other = object(), object()
+
+    def headers(owner: object, done: bool, values: torch.Tensor) -> deferred._Unchecked:
+        return deferred._Unchecked(headers=values, copied=Event(done), rank=0, owner=owner)  # type: ignore[arg-type]
+
+    waiting = deque([headers(other, False, bad), headers(mine, True, good), headers(mine, False, bad)])
+    monkeypatch.setattr(deferred, "_unchecked", waiting)
+    deferred.check_deferred(wait=False)
+    assert len(waiting) == 3  # the oldest is still on its way
+    deferred.check_deferred(wait=False, owner=mine)
+    assert len(waiting) == 2
+    with pytest.raises(RankMismatchError, match="rank 1 came with another `call`"):
+        deferred.check_deferred(wait=True, owner=mine)
+    assert [found.owner for found in waiting] == [other]
+
+
+def test_a_collective_under_way_is_ended_by_what_another_rank_posts(transport: GroupTransport) -> None:
+    other = Board(transport._board._store, 1)
+    place, later = Place(context=1, attempt=4, exchange=5), time.monotonic() + 60
+    other.post(failed="rank 1 failed before exchange 5", attempt=3, joined=4)
+    assert not transport._in_trouble(place, later)  # of an earlier call
+    other.post(failed="rank 1 failed before exchange 6", attempt=5, joined=5)
+    assert not transport._in_trouble(place, later)  # it did come to this exchange
+    other.post(failed="rank 1 failed before exchange 5", attempt=4, joined=4)
+    assert transport._in_trouble(place, later)
+    assert isinstance(transport.broken, RankFailedError)
+
+
+def test_a_collective_that_does_not_end_is_ended(transport: GroupTransport) -> None:
+    assert transport._in_trouble(Place(context=1, attempt=1, exchange=1), time.monotonic() - 1)
+    assert "not there: rank 1" in str(transport.broken)
 
 
 def test_any_group_will_do() -> None:

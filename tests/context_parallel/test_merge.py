@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatchError
 from kcpgen.runtime.context_parallel.merge import merge_in_torch
 from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, header
 
@@ -70,9 +73,36 @@ def test_what_is_sent(kind: str, numbers: int) -> None:
     assert numbers == 0 or form.transition(payload).flatten()[-1] == form.numbers - 1
 
 
+def made(**changes: object) -> list[float]:
+    usual = {"call": 3, "attempt": 2, "backward": False, "differentiable": True, "failed": False}
+    return header(**{**usual, "offsets": (0, 2**40), "bounds": (0, 1, 2**40), **changes})  # type: ignore[arg-type]
+
+
 def test_headers_are_exact_in_float32() -> None:
-    rows = [
-        header(call=(1 << 24) + call, backward=False, offsets=(0, 2**40), bounds=(0, 1, 2**40), failed=False)
-        for call in (3, 3)
-    ]
+    rows = [made(call=(1 << 24) + 3, attempt=(1 << 24) + 2), made()]
     check_headers(torch.tensor(rows, dtype=torch.float32), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"call": 4}, "rank 1 came with another `call`: rank 0: 3, rank 1: 4, rank 2: 3"),
+        ({"attempt": 1}, "rank 1 came with another `attempt`: rank 0: 2, rank 1: 1, rank 2: 2"),
+        ({"backward": True}, "another `direction`: rank 0: forward, rank 1: backward, rank 2: forward"),
+        ({"differentiable": False}, "another `gradients`: rank 0: required, rank 1: not required, rank 2: required"),
+        ({"offsets": (0, 5, 2**40)}, "rank 1 came with another `cu_seqlens`"),
+        ({"bounds": (0, 2, 2**40)}, "rank 1 came with another `shards`"),
+    ],
+)
+def test_a_header_names_rank_and_field(change: dict[str, object], text: str) -> None:
+    headers = torch.tensor([made(), made(**change), made()], dtype=torch.float32)
+    for rank in range(3):
+        with pytest.raises(RankMismatchError, match=re.escape(text)):
+            check_headers(headers, rank)
+
+
+def test_a_failed_rank_is_named_to_the_others() -> None:
+    headers = torch.tensor([made(), made(failed=True)], dtype=torch.float32)
+    with pytest.raises(RankFailedError, match="rank 1 failed"):
+        check_headers(headers, 0)
+    check_headers(headers, 1)  # it raises an error of its own

@@ -7,21 +7,38 @@ from contextlib import contextmanager
 
 from kcpgen.runtime.checks import refusal
 from kcpgen.runtime.context_parallel.context import CPContext
+from kcpgen.runtime.functions import outside_graphs
 
 
 @contextmanager
-def told_to_others(op: str, cp: object) -> Iterator[None]:
+def meeting_others(op: str, cp: object) -> Iterator[None]:
+    """One call of an op. Ranks whose contexts differ find that out here; an error in the body is reported to all."""
+    with told_to_others(op, cp, begins=True):
+        yield
+
+
+@contextmanager
+def told_to_others(op: str, cp: object, *, begins: bool = False) -> Iterator[None]:
     """An error in the body is reported to the ranks that will wait for this one. TypeError for a wrong context."""
     if cp is not None and not isinstance(cp, CPContext):
         raise TypeError(
             refusal(op, "cp_context", f"of type {type(cp).__name__}", "what build_cp_context returns, or None")
         )
+    if cp is not None and begins:
+        _begin(cp)
     try:
         yield
     except Exception as error:
         if cp is not None and cp.shard.crossing:
             cp.transport.report(error, ahead=1)
         raise
+
+
+@outside_graphs
+def _begin(cp: CPContext) -> None:
+    cp.meet()
+    if cp.shard.crossing:
+        cp.transport.next_attempt()
 
 
 def share(op: str, cp: CPContext, cu_seqlens: object, sizes: Mapping[str, int]) -> int:

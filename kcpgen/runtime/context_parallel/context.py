@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kcpgen.runtime.context_parallel.merge import Method
+from kcpgen.runtime.context_parallel.payload import shown
 from kcpgen.runtime.context_parallel.shard import Shard, check_offsets, even_bounds, make_shard
 from kcpgen.runtime.context_parallel.transport import GroupTransport, Transport
 
@@ -72,6 +73,15 @@ class CPContext:
     def post_num_ranks(self) -> int:
         """How many ranks after hold tokens of this rank's last sequence."""
         return self.shard.post_num_ranks
+
+    @property
+    def about(self) -> dict[str, str | int]:
+        """What has to be the same on every rank, in a form to be compared and shown."""
+        return {"cu_seqlens": shown(self.offsets), "shards": shown(self.bounds)}
+
+    def meet(self) -> None:
+        """The first time, compare with the other ranks. Raises RankMismatchError; see `Transport.meet`."""
+        self.transport.meet(self, self.about, self.timeout, alone=not self.shard.crossing)
 
     @property
     def is_first_rank(self) -> bool:

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kcpgen.runtime.context_parallel.errors import RankFailedError
-from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, fingerprint, header, write
+from kcpgen.runtime.context_parallel.deferred import check_deferred, defer
+from kcpgen.runtime.context_parallel.errors import ContextParallelError
+from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, gradients, header, write
 from kcpgen.runtime.context_parallel.transport import Pending
 
 if TYPE_CHECKING:
     from kcpgen.runtime.context_parallel.context import CPContext
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unchecked:
-    """Headers on their way from a device to the host."""
-
-    headers: Tensor
-    copied: torch.cuda.Event
-    rank: int
-
-
-_unchecked: deque[_Unchecked] = deque()
-
-
 class Exchange:
     """`payload` is this rank's to fill inside `summarising`; `wait` then returns those of all ranks, [W, n]."""
 
-    def __init__(self, op: str, cp: CPContext, form: Format, like: Tensor, *, backward: bool) -> None:
+    def __init__(
+        self, op: str, cp: CPContext, form: Format, like: Tensor, *, backward: bool, differentiable: bool
+    ) -> None:
         check_deferred(wait=False)
         self.form = form
         self._cp = cp
         self._backward = backward
+        self._differentiable = differentiable
         self._call = cp.transport.next_call()
         cp.transport.agree(self._sizes(op, like), self._about(), cp.timeout)
         self.payload = like.new_empty(form.numbers)
@@ -59,7 +49,12 @@ class Exchange:
         }
 
     def _about(self) -> dict[str, str | int]:
-        return {"cu_seqlens": fingerprint(self._cp.offsets), "shards": fingerprint(self._cp.bounds)}
+        return {
+            "direction": "backward" if self._backward else "forward",
+            **self._cp.about,
+            "attempt": self._cp.transport.attempt,
+            "gradients": gradients(self._differentiable),
+        }
 
     @contextmanager
     def summarising(self) -> Iterator[None]:
@@ -74,7 +69,15 @@ class Exchange:
 
     def _send(self, *, failed: bool) -> None:
         cp = self._cp
-        numbers = header(call=self._call, backward=self._backward, offsets=cp.offsets, bounds=cp.bounds, failed=failed)
+        numbers = header(
+            call=self._call,
+            attempt=cp.transport.attempt,
+            backward=self._backward,
+            differentiable=self._differentiable,
+            offsets=cp.offsets,
+            bounds=cp.bounds,
+            failed=failed,
+        )
         write(numbers, self.payload[:HEADER])
         self._pending = cp.transport.all_gather(self.payload, cp.timeout)
 
@@ -84,32 +87,14 @@ class Exchange:
         if not gathered.is_cuda:
             self._check(gathered[:, :HEADER])
         elif not torch.cuda.is_current_stream_capturing():
-            self._defer(gathered[:, :HEADER])
+            defer(gathered[:, :HEADER], self._cp.rank, self._cp.transport)
+            if self._cp.check == "now":
+                check_deferred(wait=True, owner=self._cp.transport)
         return gathered
 
     def _check(self, headers: Tensor) -> None:
         try:
             check_headers(headers, self._cp.rank)
-        except RankFailedError:
-            self._cp.transport.raise_reported()  # the same, with the other rank's own words
+        except ContextParallelError:
+            self._cp.transport.raise_reported()  # a rank that failed, in its own words
             raise
-
-    def _defer(self, headers: Tensor) -> None:
-        host = torch.empty(headers.shape, dtype=headers.dtype, pin_memory=True)
-        host.copy_(headers, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        _unchecked.append(_Unchecked(headers=host, copied=copied, rank=self._cp.rank))
-        check_deferred(wait=self._cp.check == "now")
-
-
-def check_deferred(*, wait: bool) -> None:
-    """Check the headers that have arrived, all of them if `wait`. What it raises may be about an earlier call."""
-    while _unchecked and (wait or _arrived(_unchecked[0])):
-        earliest = _unchecked.popleft()
-        earliest.copied.synchronize()
-        check_headers(earliest.headers, earliest.rank)
-
-
-def _arrived(headers: _Unchecked) -> bool:
-    return bool(headers.copied.query())  # type: ignore[no-untyped-call]

@@ -28,6 +28,7 @@ class Op(Protocol):
     values: int
     kind: Kind
     merge: Merge
+    differentiable: bool  # whether a backward of this call can come
 
     def states(self, count: int) -> Tensor:
         """Uninitialised [count, HV, K, V] in the dtype and on the device of states."""
@@ -162,7 +163,7 @@ def _exchange(op: Op, cp: CPContext, *, backward: bool) -> Exchange | None:
         kind=op.kind,
         transitions=cp.shard.interiors and op.kind != "identity" and not backward,
     )
-    return Exchange(op.name, cp, form, op.states(0), backward=backward)
+    return Exchange(op.name, cp, form, op.states(0), backward=backward, differentiable=op.differentiable)
 
 
 def _merge(

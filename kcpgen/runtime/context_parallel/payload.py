@@ -21,7 +21,7 @@ from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatch
 Kind = Literal["dense", "diagonal", "scalar", "identity"]
 HEADER = 32  # numbers; keeps what follows aligned for vector loads
 EXACT = 1 << 24  # integers below are exact in float32
-FIELDS = ("call", "direction", "cu_seqlens", "shards")
+FIELDS = ("call", "direction", "attempt", "gradients", "cu_seqlens", "shards")
 FAILED = len(FIELDS)  # index of the flag that a failed rank raises
 
 
@@ -58,14 +58,35 @@ class Format:
         return x[..., HEADER + math.prod(self.state_shape) :].view(*x.shape[:-1], *self.transition_shape)
 
 
-def header(*, call: int, backward: bool, offsets: Sequence[int], bounds: Sequence[int], failed: bool) -> list[float]:
+def header(
+    *,
+    call: int,
+    attempt: int,
+    backward: bool,
+    differentiable: bool,
+    offsets: Sequence[int],
+    bounds: Sequence[int],
+    failed: bool,
+) -> list[float]:
     """Header of one rank: FIELDS, then the flag of failure, as integers that float32 holds exactly."""
-    fields = [call % EXACT, int(backward), fingerprint(offsets), fingerprint(bounds), int(failed)]
+    numbers = (call % EXACT, int(backward), attempt % EXACT, int(differentiable))
+    fields = [*numbers, fingerprint(offsets), fingerprint(bounds), int(failed)]
     return [float(x) for x in fields] + [0.0] * (HEADER - len(fields))
 
 
 def fingerprint(values: Sequence[int]) -> int:
     return zlib.crc32(repr(tuple(values)).encode()) % EXACT
+
+
+def shown(values: Sequence[int]) -> str:
+    """Offsets in a message: the first of them, and a number that differs where any of them does."""
+    first = ", ".join(map(str, values[:6])) + (", ..." if len(values) > 6 else "")
+    return f"[{first}] ({len(values)} values, checksum {fingerprint(values)})"
+
+
+def gradients(differentiable: bool) -> str:
+    """A rank where nothing requires a gradient has no backward in which the others could meet it."""
+    return "required" if differentiable else "not required"
 
 
 def check_headers(headers: Tensor, rank: int) -> None:
@@ -79,19 +100,19 @@ def check_headers(headers: Tensor, rank: int) -> None:
         common = max(sorted(set(values)), key=values.count)
         other = [r for r, value in enumerate(values) if value != common]
         if other:
-            raise RankMismatchError(
-                f"context parallelism: {_ranks(other)} came with another `{field}`: {_shown(values)}"
-            )
+            text = f"{_ranks(other)} came with another `{field}`: {_by_rank(values, field)}"
+            raise RankMismatchError(f"context parallelism: {text}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _shown(values: Sequence[int]) -> str:
-    """Fingerprints or counters, rank by rank."""
-    shown = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values[:8]))
-    return shown + (", ..." if len(values) > 8 else "")
+def _by_rank(values: Sequence[int], field: str) -> str:
+    """Fingerprints, counters or words, rank by rank."""
+    words = {"direction": ("forward", "backward"), "gradients": (gradients(False), gradients(True))}.get(field)
+    named = [f"rank {r}: {words[value] if words else value}" for r, value in enumerate(values[:8])]
+    return ", ".join(named) + (", ..." if len(values) > 8 else "")
 
 
 def write(numbers: list[float], target: Tensor) -> None:

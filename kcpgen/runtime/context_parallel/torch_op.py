@@ -20,7 +20,7 @@ from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.merge import merge_in_torch
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
-from kcpgen.runtime.functions import compute_dtype, outside_graphs
+from kcpgen.runtime.functions import compute_dtype, outside_graphs, requires_grad
 
 Recurrence = Callable[..., tuple[Tensor, "Tensor | None"]]
 
@@ -42,6 +42,7 @@ class TorchRun:
     sizes: tuple[int, int, int]
     dtype: torch.dtype
     cp: CPContext
+    differentiable: bool
 
     def call(self, tensors: Sequence[Tensor], sequences: range, initial: Tensor | None) -> tuple[Tensor, Tensor]:
         """(o, final states) of some of the local sequences; `tensors` hold only their tokens."""
@@ -72,6 +73,7 @@ class _TorchOp:
     def __init__(self, run: TorchRun, tensors: Sequence[Tensor]) -> None:
         self.name = run.name
         self.kind = run.kind
+        self.differentiable = run.differentiable
         self.heads, self.keys, self.values = run.sizes
         self._run = run
         self._tensors = tensors
@@ -224,6 +226,7 @@ def torch_context_parallel(
         sizes=(sizes.get("HV", sizes.get("H", 1)), sizes["K"], sizes["V"]),
         dtype=compute_dtype(*tokens, initial_state),
         cp=cp,
+        differentiable=requires_grad(initial_state, *tokens, *named.values()),
     )
     initial = None if initial_state is None else local_states(cp.shard, initial_state.to(run.dtype))
     o, final = _ContextParallel.apply(run, initial, *tokens, *named.values())  # type: ignore[no-untyped-call]

@@ -7,7 +7,6 @@ communicator when time is up. Either way the message says which ranks are missin
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -15,12 +14,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
+from torch.nn.functional import pad
 
+from kcpgen.runtime.context_parallel.board import Board, differing
+from kcpgen.runtime.context_parallel.deferred import check_deferred
 from kcpgen.runtime.context_parallel.errors import (
     ContextParallelError,
     RankFailedError,
@@ -29,7 +32,8 @@ from kcpgen.runtime.context_parallel.errors import (
 )
 
 Signature = Mapping[str, "str | int"]
-ANSWER_WITHIN = 3.0  # seconds that the others get to say where they are, once a wait has run out
+ANSWER_WITHIN = 3.0  # seconds that the others get to say where they are, once something is wrong
+LOOK_EVERY = 0.2  # seconds
 
 
 class Pending(Protocol):
@@ -42,6 +46,16 @@ class Transport(Protocol):
 
     rank: int
     size: int
+    attempt: int  # number of the latest call in which ranks were to meet, whether or not it got as far as that
+
+    def meet(self, context: object, about: Signature, timeout: float, *, alone: bool) -> None:
+        """Compare a context with those of all ranks, the first time that it is used. Raises RankMismatchError.
+
+        No rank waits for that but one that is `alone`, without an exchange in which it would hear of a difference.
+        """
+
+    def next_attempt(self) -> None:
+        """A call begins in which ranks are to meet."""
 
     def next_call(self) -> int:
         """Number of the exchange that begins."""
@@ -61,19 +75,72 @@ class Transport(Protocol):
         """Raise RankFailedError if another rank reported a failure of this exchange."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank is: numbers of its latest context, call and exchange."""
+
+    context: int
+    attempt: int
+    exchange: int
+
+
 class GroupTransport:
-    """Over a torch.distributed group, with the group's store for what must be said when a collective does not end."""
+    """Over a torch.distributed group, with a board for what must be said when a collective does not end."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.attempt = 0
         self.call = 0
         self.broken: ContextParallelError | None = None
+        self.longest = 0  # bytes of a payload, of those that went through the host
+        self._joined = 0  # the last exchange that this rank sent something to
+        self._contexts: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._context = self._newest = 0
         self._agreed: list[Signature] = []
         self._latest: dict[str, Any] = {}
-        self._store = PrefixStore("kcpgen", _store_of(group))
+        self._waits = "nowhere"
+        self._answered: set[str] = set()
+        self._heard = 0
+        self._board = Board(PrefixStore("kcpgen", _store_of(group)), self.rank)
         self._watch = Watch()
+
+    @property
+    def _place(self) -> Place:
+        return Place(context=self._context, attempt=self.attempt, exchange=self.call)
+
+    def meet(self, context: object, about: Signature, timeout: float, *, alone: bool) -> None:
+        if self.broken is not None:
+            raise self.broken
+        if context in self._contexts:
+            self._context = self._contexts[context]
+            return
+        self._newest += 1
+        self._context = self._contexts[context] = self._newest
+        self._waits = f"for all ranks to come to context {self._context}"
+        self._latest = dict(about)
+        topic = f"context/{self._context}"
+        if self._board.first_to_say(topic, about) != about:
+            self._answer(topic)
+        if self._board.arrivals(topic, 1) == self.size:
+            self._board.forget(f"context/{self._context - 1}")  # all are here, none waits there any more
+        if alone:
+            self._wait_for_arrivals(topic, timeout)
+
+    def _wait_for_arrivals(self, topic: str, timeout: float) -> None:
+        """Soon all are there; if not, one of them may wait elsewhere, and has to see that this one waits here."""
+        until = time.monotonic() + LOOK_EVERY
+
+        def there() -> bool:
+            if topic not in self._answered and time.monotonic() > until:
+                self._say(topic)
+            return self._board.arrivals(topic, 0) >= self.size
+
+        self.wait_until(there, timeout)
+
+    def next_attempt(self) -> None:
+        self.attempt += 1
 
     def next_call(self) -> int:
         if self.broken is not None:
@@ -82,113 +149,142 @@ class GroupTransport:
         return self.call
 
     def agree(self, sizes: Signature, about: Signature, timeout: float) -> None:
+        self._waits = f"in exchange {self.call}"
         self._latest = {"exchange": self.call, **about, **sizes}
         if sizes in self._agreed:
             return
-        table = f"sizes/{len(self._agreed)}"
-        self._store.set(f"{table}/{self.rank}", json.dumps(self._latest))
-        self.wait_until(lambda: self._store.check([f"{table}/{r}" for r in range(self.size)]), timeout)
-        differing = _differing(self._read(table), self._latest)
-        if differing:
-            raise self._break(RankMismatchError(f"context parallelism: {differing}"))
+        topic = f"sizes/{self.call}"
+        self._say(topic)
+        self.wait_until(lambda: len(self._board.said(topic)) == self.size, timeout)
+        self._raise_differing(topic)
         self._agreed.append(sizes)
 
     def all_gather(self, payload: Tensor, timeout: float) -> Pending:
+        self._joined = self.call
         if payload.is_cuda and _has_backend(self.group, "cuda"):
             return _OnStream(self, payload, timeout)
         return _OnHost(self, payload, timeout)
 
     def report(self, error: BaseException, *, ahead: int) -> None:
-        call = self.call + ahead
-        text = f"rank {self.rank} failed {'before' if ahead else 'in'} exchange {call}: {type(error).__name__}: {error}"
-        with suppress(Exception):
-            self._store.set(f"failed/{call}", json.dumps([ahead, text]))
+        where = f"before exchange {self.call + 1}" if ahead else f"in exchange {self.call}"
+        text = f"rank {self.rank} failed {where}: {type(error).__name__}: {error}"
+        inside = {} if ahead else {"inside": self.call}
+        self._board.post(failed=text, attempt=self.attempt, joined=self._joined, **inside)
 
     def raise_reported(self) -> None:
-        error, missed = self._reported(self.call)
-        if error is not None:
-            raise self._break(error) if missed else error
+        for notice in self._board.of_others():
+            if "failed" in notice and (notice.get("inside") == self.call or notice["attempt"] >= self.attempt):
+                raise RankFailedError(f"context parallelism: {notice['failed']}")
 
-    def _reported(self, call: int) -> tuple[RankFailedError | None, bool]:
-        """What another rank said of this exchange, and whether it then missed it."""
-        told = ""
-        with suppress(dist.DistError):
-            if self._store.check([f"failed/{call}"]):
-                told = self._store.get(f"failed/{call}").decode()
-        if not told:
-            return None, False
-        missed, text = json.loads(told)
-        return RankFailedError(f"context parallelism: {text}"), bool(missed)
+    def look(self, place: Place) -> None:
+        """Raise what another rank has said that concerns who waits here; answer who asks where this rank is."""
+        heard, notices = self._heard, self._board.notices()
+        self._heard = len(notices)
+        for index, notice in enumerate(notices):
+            if notice["rank"] == self.rank:
+                continue
+            if "failed" in notice and _missed(notice, place):
+                raise self._break(RankFailedError(f"context parallelism: {notice['failed']}"))
+            if "gone" in notice and index < heard and notice["joined"] < place.exchange:
+                text = f"rank {notice['rank']} has given this group up: {notice['gone']}"
+                raise self._break(RankFailedError(f"context parallelism: {text}"))
+            if _concerns(notice, place):
+                self._answer(notice["topic"])
 
     def wait_until(self, there: Callable[[], bool], timeout: float) -> None:
-        """Look again and again, whether it is there or another rank has reported a failure."""
+        """Look again and again, whether it is there or another rank has something to say."""
         pause, now = 2e-5, time.monotonic()
-        until, look = now + timeout, now + 0.2
+        until, look = now + timeout, now + LOOK_EVERY
         while not there():
             now = time.monotonic()
             if now > look:
-                self.raise_reported()
-                look = now + 0.2
+                self.look(self._place)
+                look = now + LOOK_EVERY
             if now > until:
                 raise self.give_up(f"no answer within {timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
 
+    def _say(self, topic: str) -> None:
+        self._answered.add(topic)
+        self._board.post(topic=topic, fields=self._latest, joined=self._joined)
+
+    def _answer(self, topic: str) -> None:
+        """Say what this rank came with and raise if ranks differ, once all others were heard."""
+        if topic not in self._answered:
+            self._say(topic)
+            self._hear(topic)
+        elif differing(self._board.said(topic)):
+            self._hear(topic)
+        self._raise_differing(topic)
+
+    def _hear(self, topic: str) -> dict[int, Mapping[str, Any]]:
+        """What ranks say to a topic; waits a little for all of them."""
+        until = time.monotonic() + ANSWER_WITHIN
+        while len(said := self._board.said(topic)) < self.size and time.monotonic() < until:
+            time.sleep(0.02)
+        return said
+
+    def _raise_differing(self, topic: str) -> None:
+        found = differing(self._board.said(topic))
+        if found:
+            self.raise_reported()  # a rank that failed before, in its own words
+            raise self._break(RankMismatchError(f"context parallelism: {found}"))
+
     def give_up(self, reason: str) -> ContextParallelError:
         """Say where this rank waits, hear where the others are, and put it into words."""
-        self.say_where("waiting")
-        answers = self.answers()
-        absent = [r for r in range(self.size) if r not in answers]
-        text = f"context parallelism: rank {self.rank} waits in exchange {self.call}: {reason}"
+        topic = f"waiting/{self.call}"
+        self._say(topic)
+        said = self._hear(topic)
+        absent = [r for r in range(self.size) if r not in said]
+        text = f"context parallelism: rank {self.rank} waits {self._waits}: {reason}"
         if absent:
             text += f"; not there: rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-        differing = _differing(answers, {**self._latest, "state": "waiting"})
-        text += f"; {differing}" if differing else ""
-        return self._break(RankMismatchError(text) if differing else RankTimeoutError(text))
-
-    def say_where(self, state: str) -> None:
-        with suppress(Exception):
-            self._store.set(f"where/{self.call}/{self.rank}", json.dumps({**self._latest, "state": state}))
-
-    def answers(self) -> dict[int, Mapping[str, Any]]:
-        """What the others said of this exchange or, while they have not, of nothing; waits a little for them."""
-        table = f"where/{self.call}"
-        until = time.monotonic() + ANSWER_WITHIN
-        while time.monotonic() < until:
-            with suppress(Exception):
-                if self._store.check([f"{table}/{r}" for r in range(self.size)]):
-                    break
-            time.sleep(0.05)
-        with suppress(Exception):
-            return self._read(table)
-        return {self.rank: self._latest}
+        found = differing(said)
+        text += f"; {found}" if found else ""
+        return self._break(RankMismatchError(text) if found else RankTimeoutError(text))
 
     def _break(self, error: ContextParallelError) -> ContextParallelError:
         """Collectives are out of step from here on: every later call raises the same."""
+        if self.broken is None:
+            self._board.post(gone=str(error), joined=self._joined)
         self.broken = error
         return error
 
-    def _read(self, table: str) -> dict[int, Mapping[str, Any]]:
-        there = [r for r in range(self.size) if self._store.check([f"{table}/{r}"])]
-        return {r: json.loads(self._store.get(f"{table}/{r}")) for r in there}
-
     def watch(self, work: dist.Work, timeout: float) -> None:
-        call, until = self.call, time.monotonic() + timeout
-        self._watch.add(work, lambda: self._in_trouble(call, until))
+        place, until = self._place, time.monotonic() + timeout
+        self._watch.add(work, lambda: self._in_trouble(place, until))
 
-    def _in_trouble(self, call: int, until: float) -> bool:
+    def _in_trouble(self, place: Place, until: float) -> bool:
         """From the watching thread, of a collective on a device: if it will not end, end the communicator."""
-        error, missed = self._reported(call)
-        if error is not None and missed:
+        try:
+            check_deferred(wait=False, owner=self)  # what earlier headers say may be why this one does not end
+            self.look(place)
+            if time.monotonic() > until:
+                raise self.give_up("the collective did not end in time")
+        except ContextParallelError as error:
             self._break(error)
-        elif time.monotonic() > until:
-            self.give_up("the collective did not end in time")
         else:
             return False
         print(f"{self.broken}\nending the communicator; the next call raises", file=sys.stderr, flush=True)
         with suppress(Exception):
             self.group.abort()
         return True
+
+
+def _missed(notice: Mapping[str, Any], place: Place) -> bool:
+    """Another rank's failure is about this call, or a later one, and kept that rank from the exchange at hand."""
+    return bool(notice["attempt"] >= place.attempt and notice["joined"] < place.exchange)
+
+
+def _concerns(notice: Mapping[str, Any], place: Place) -> bool:
+    """Another rank asks about this exchange or context, or is at a later context and never came to this exchange."""
+    kind, _, number = notice.get("topic", "").partition("/")
+    if kind == "sizes":
+        return int(number) == place.exchange
+    if kind != "context":
+        return False
+    return int(number) == place.context or (int(number) > place.context and notice["joined"] < place.exchange)
 
 
 class _OnStream:
@@ -206,15 +302,20 @@ class _OnStream:
 
 
 class _OnHost:
-    """gloo: the host waits, at most for so long. A payload on a device goes through the host."""
+    """gloo: the host waits, at most for so long. A payload on a device goes through the host.
+
+    All payloads are as long as the longest so far, which all ranks know: gloo ends a process that is sent more than it
+    expects, say another rank's forward in a backward, and headers can only tell of that once they have arrived.
+    """
 
     def __init__(self, transport: GroupTransport, payload: Tensor, timeout: float) -> None:
         self._transport = transport
-        self._device = payload.device
+        self._payload = payload
         self._timeout = timeout
-        host = payload.cpu()
-        self._gathered = host.new_empty(transport.size, host.numel())
-        self._work = _gather(self._gathered, host, transport.group)
+        sent = payload.cpu().view(torch.uint8)
+        transport.longest = max(transport.longest, len(sent))
+        self._gathered = sent.new_empty(transport.size, transport.longest)
+        self._work = _gather(self._gathered, pad(sent, (0, transport.longest - len(sent))), transport.group)
 
     def wait(self) -> Tensor:
         self._transport.wait_until(self._work.is_completed, self._timeout)
@@ -223,7 +324,8 @@ class _OnHost:
         except RuntimeError as error:
             self._transport.raise_reported()
             raise self._transport.give_up(str(error).splitlines()[0]) from error
-        return self._gathered.to(self._device)
+        size = self._payload.numel() * self._payload.element_size()
+        return self._gathered[:, :size].contiguous().view(self._payload.dtype).to(self._payload.device)
 
 
 def _gather(gathered: Tensor, payload: Tensor, group: dist.ProcessGroup) -> dist.Work:
@@ -266,17 +368,6 @@ class Watch:
                 with self._lock:
                     self._items, self._thread = [], None
                 return
-
-
-def _differing(answers: Mapping[int, Mapping[str, Any]], mine: Mapping[str, Any]) -> str:
-    """The first field in which some rank differs from most, in words; "" if there is none."""
-    for field in mine:
-        values = {rank: answer.get(field) for rank, answer in answers.items()}
-        common = max(sorted(map(str, set(values.values()))), key=[str(v) for v in values.values()].count)
-        for rank, value in values.items():
-            if str(value) != common:
-                return f"rank {rank} has `{field}` {value}, others {common}"
-    return ""
 
 
 def _store_of(group: dist.ProcessGroup) -> Store:

@@ -1,0 +1,46 @@
+"""Run by a process in which Triton interprets: rows cut on chunk borders, on ranks and on one device. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cp_rows import OPS, op, row
+
+from kcpgen.simulate.call import Spread, long_memory
+from kcpgen.simulate.compare import simulate
+from kcpgen.simulate.merges import entering, observed_merges
+from kcpgen.simulate.verdict import cuts_on_chunks
+
+SMALL = {"backend": "triton", "heads": 1, "value_heads": 1, "key_width": 16, "value_width": 16}
+
+
+def two_ranks() -> dict[str, list[str]]:
+    """Of every op in bf16: the tensors in which two ranks differ from one device at all."""
+    found = {}
+    for name in OPS:
+        tokens = 128 if name == "kda" else 64  # two chunks a rank, or one
+        case = row((tokens,), dtype="bfloat16", **SMALL)
+        comparison = simulate(op(name), case, Spread(ranks=2), "cpu", reference="eager")
+        assert comparison.chunk is not None
+        assert cuts_on_chunks(comparison, comparison.chunk)
+        found[name] = [figure.tensor for figure in comparison.figures if not figure.equal]
+    return found
+
+
+def entering_states() -> dict[str, list[float]]:
+    """Of three ranks: merged states to the float64 fold of what was gathered; to one device's, forward and backward."""
+    found = {}
+    for name, dtype in (("kda", "bfloat16"), ("kda", "float32"), ("simple_gla", "bfloat16")):
+        case = row((96,), dtype=dtype, **SMALL)
+        inputs = long_memory(op(name), case, "cpu")
+        with observed_merges() as merged:
+            simulated = simulate(op(name), case, Spread(ranks=3), "cpu", reference="eager", inputs=inputs)
+        states = entering(op(name), case, inputs, simulated.bounds, merged)
+        assert states is not None
+        found[f"{name} {dtype}"] = [states.from_fold, *states.from_one]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"two_ranks": two_ranks, "entering_states": entering_states}[sys.argv[1]]()))

@@ -1,0 +1,77 @@
+"""What the benchmark of times reports, run small on a CPU: its figures mean nothing there, their form does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cp_rows import ROOT
+
+sys.path.append(str(ROOT))
+sys.path.append(str(ROOT / "benchmarks"))
+
+import cp_time
+from cp_workers import Budget
+
+SMALL = ("--ops", "gla", "--heads", "1", "--width", "8", "--repeats", "2", "--device", "cpu")
+
+
+def ran(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/context_parallel.py", *arguments, *SMALL, "--out", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert report["left_out"] == sum("left_out" in figure["one"] for figure in report["figures"])
+    figures: list[dict[str, Any]] = report["figures"]
+    return figures
+
+
+def test_cost(tmp_path: Path) -> None:
+    figures = ran(tmp_path / "cost.json", "cost", "--tokens", "256", "--ranks", "2,4", "--warm-jobs", "1")
+    assert [figure["simulated_ranks"] for figure in figures] == [2, 4]
+    for figure in figures:
+        assert figure["o_to_one"] < 1e-10
+        assert set(figure["work"]) == set(figure["speedup"]) == {"forward", "forward+backward"}
+        for share in figure["ranks"]["share"].values():
+            assert set(share) == {"pre-process", "merge", "main"}
+            assert sum(share.values()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
+    figures = ran(tmp_path / "cost.json", "cost", "--tokens", "256,512", "--ranks", "2", "--budget-s", "0.1")
+    assert [figure["T"] for figure in figures] == [256, 512]
+    assert all("no time left" in figure[part]["left_out"] for figure in figures for part in ("one", "ranks"))
+
+
+def test_what_would_not_fit_is_told_by_smaller_sizes() -> None:
+    chosen: Any = SimpleNamespace(device="cpu", repeats=3)
+    fits = cp_time._Fits(chosen, Budget(0.0))
+    fits._limit = 1000.0
+    op: Any = SimpleNamespace(name="any")
+
+    def subject(tokens: int) -> cp_time.Subject:
+        return cp_time.Subject(op=op, who="kcpgen", function=print, tokens=tokens, heads=1)
+
+    assert fits.run(subject(10), "one device", lambda: {"peak_bytes": 500}) == {"peak_bytes": 500}
+    assert fits.run(subject(20), "one device", lambda: {"peak_bytes": 900}) == {"peak_bytes": 900}
+    assert "needs about" in fits.run(subject(30), "one device", lambda: {})["left_out"]
+    assert fits.run(subject(30), "2 ranks", lambda: {}) == {}
+
+
+@pytest.mark.parametrize(("tokens", "heads", "repeats"), [(2**15, 8, 10), (2**17, 32, 10), (2**19, 64, 3)])
+def test_large_sizes_are_repeated_less(tokens: int, heads: int, repeats: int) -> None:
+    it: Any = SimpleNamespace(size=tokens * heads)
+    chosen: Any = SimpleNamespace(repeats=10)
+    assert cp_time.repeats_of(chosen, it) == repeats
