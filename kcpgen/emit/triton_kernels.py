@@ -11,7 +11,7 @@ from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_near_gradients import emit_near_gradients
 from kcpgen.emit.triton_operands import scalar_inputs
 from kcpgen.emit.triton_prepare import emit_prepare
-from kcpgen.emit.triton_scan import emit_reverse, emit_scan
+from kcpgen.emit.triton_scan import emit_reverse, emit_scan, emit_states
 from kcpgen.emit.triton_score_gradients import emit_score_gradients
 from kcpgen.emit.triton_summary import emit_summary
 from kcpgen.plan import KernelPlan
@@ -25,6 +25,7 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
     return {
         "prepare.py": emit_prepare(plan, forward),
         "scan.py": emit_scan(plan),
+        "states.py": emit_states(plan),
         "reverse.py": emit_reverse(plan),
         "score_gradients.py": emit_score_gradients(plan, shared),
         **_key_axis(plan, shared),

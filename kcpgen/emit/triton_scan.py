@@ -29,6 +29,17 @@ def emit_scan(plan: KernelPlan) -> str:
     )
 
 
+def emit_states(plan: KernelPlan) -> str:
+    (advance,) = (e for e in plan.form.solved if e.target.name == "S_next")
+    out = _printer(plan, {"S"}, {"S_next": "S"})
+    named = replace(out, rename={**out.rename, **{f"U_{j}": f"U0_{j}" for j in plan.terms}})
+    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms])
+    keys = [f"w_out_{j}" for j in plan.terms]
+    operands |= {"key_operands": keys, "operands": [*keys, *(f"U0_{j}" for j in plan.terms)]}
+    del operands["score_operands"]
+    return render("states.py.jinja", **operands, next=math(advance).partition(" = ")[2], advance=named.assign(advance))
+
+
 def emit_reverse(plan: KernelPlan) -> str:
     equations = plan.form.reverse_scan
     out = _printer(plan, {"dS_next", "dU"}, {"dS": "dS_next"})

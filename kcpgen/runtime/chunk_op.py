@@ -27,7 +27,7 @@ from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
-from kcpgen.runtime.layout import ChunkLayout, chunk_layout
+from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
 from kcpgen.runtime.streams import beside, join
@@ -152,6 +152,7 @@ class Forward(_Op):
         )
         super().__init__(run, prepared)
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
+        self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         self.scan(self._run.window(sequences), self.o, initial, final)
@@ -166,9 +167,14 @@ class Forward(_Op):
 
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         run = self._run
-        keep = run.differentiable and o is not None  # a summary must find U0 as it was
         run.kernels.scan(
-            self.prepared, layout, run.tiles.scan, o=o, initial_state=initial, final_state=final, keep=keep
+            self.prepared,
+            layout,
+            run.tiles.scan,
+            o=o,
+            initial_state=initial,
+            final_state=final,
+            checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
         )
 
     def room_for_transitions(self, count: int) -> Tensor | None:
@@ -203,9 +209,16 @@ class Forward(_Op):
 
 class Backward(_Op):
     def __init__(
-        self, run: Run, prepared: Any, tensors: Sequence[Tensor | None], do: Tensor, initial: Tensor | None
+        self,
+        run: Run,
+        prepared: Any,
+        tensors: Sequence[Tensor | None],
+        do: Tensor,
+        initial: Tensor | None,
+        checkpoints: Tensor | None,
     ) -> None:
         super().__init__(run, prepared)
+        self._checkpoints = checkpoints
         self._tensors = tensors
         self._do = do
         self._initial = initial
@@ -218,7 +231,12 @@ class Backward(_Op):
     def replay_rows(self, layout: ChunkLayout, initial: Tensor | None) -> None:
         run = self._run
         self._replayed = run.kernels.scan_states(
-            self.prepared, layout, run.tiles.states, initial_state=initial, into=self._replayed
+            self.prepared,
+            layout,
+            run.tiles.states,
+            initial_state=initial,
+            checkpoints=self._checkpoints,
+            into=self._replayed,
         )
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
@@ -290,6 +308,7 @@ class _Chunked(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.run = run
         ctx.prepared = op.prepared
+        ctx.checkpoints = op.checkpoints
         ctx.pieces = pieces
         return op.o, final
 
@@ -306,14 +325,15 @@ class _Chunked(torch.autograd.Function):
         entering = None if initial is None else torch.empty_like(initial)
         kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
-            op = Backward(run, ctx.prepared, tensors, do, initial)
+            op = Backward(run, ctx.prepared, tensors, do, initial, ctx.checkpoints)
             if ctx.pieces is not None:
                 split_passes.backward(op, ctx.pieces, kept, initial, leaving, entering)
             else:
                 op.replay()
                 op.run(run.sequences, leaving, entering)
             return (None, None, entering, *op.finish())
-        op = Backward(run, ctx.prepared, tensors, do, entering_states(run.cp.shard, initial, received))
+        local = entering_states(run.cp.shard, initial, received)
+        op = Backward(run, ctx.prepared, tensors, do, local, ctx.checkpoints)
         found = passes.backward(op, run.cp, kept, leaving, entering)
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 

@@ -31,7 +31,7 @@ class PrepareTiles:
 class GradientTiles:
     """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight.
 
-    score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by one, in
+    score_block, score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by one, in
     programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of the kernel that adds up key blocks.
     """
 
@@ -39,9 +39,10 @@ class GradientTiles:
     value_block: int
     warps: int
     stages: int
+    score_block: int
     registers: int | None = None  # per thread at most, so that more programs fit a multiprocessor
     score_warps: int = 4
-    pair_rows: int = 8
+    pair_rows: int = 4
     pair_block: int = 64
     pair_warps: int = 4
     finish_warps: int = 2
@@ -93,11 +94,10 @@ def choose_tiles(
         prepare=PrepareTiles(
             key_width=key_width,
             value_width=value_width,
-            key_block=min(key_width, 32),
+            key_block=min(key_width, 32 if terms > 1 or fp32 else 64),
             value_block=parallel,
             warps=2 if chunk < 64 else 4,  # tiles of 32 tokens: more warps would repeat each other's products
-            unroll=1 if fp32 else chunk.bit_length() - 1,
-            registers=168 if decay == "vector" and terms == 1 and not fp32 else None,  # six programs a multiprocessor
+            unroll=1 if fp32 or terms > 1 else chunk.bit_length() - 1,
         ),
         scan=scan,
         states=scan,
@@ -107,6 +107,7 @@ def choose_tiles(
             value_block=parallel,
             warps=4,
             stages=2,
+            score_block=parallel,
             score_warps=2 if chunk == 32 else 4,
             pair_block=min(key_width, 64),
         ),

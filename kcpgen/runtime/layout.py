@@ -6,11 +6,14 @@ case.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 import torch
+
+CHECKPOINT = 8  # chunks between the states that a forward keeps: 1/8 of all of them, in twice their precision
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,6 +22,8 @@ class ChunkLayout:
 
     chunks: int32 [NT, 3], per chunk (batch row, first token in that row, number of tokens).
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
+    runs: int32 [R, 3], the stretches of chunks that are replayed side by side: (first chunk, number of chunks, state
+    that it begins with: a checkpoint's number, or -1 - the number of a sequence).
     """
 
     chunk: int
@@ -26,6 +31,8 @@ class ChunkLayout:
     sequence_count: int
     chunks: torch.Tensor
     sequences: torch.Tensor
+    runs: torch.Tensor
+    run_count: int
 
 
 def chunk_layout(
@@ -47,10 +54,21 @@ def _chunk_layout(batch: int, starts: tuple[int, ...], chunk: int, device: str) 
         for begin, end in pairwise(starts):
             sequences.append((row, begin, end - begin, len(chunks)))
             chunks += [(row, first, min(chunk, end - first)) for first in range(begin, end, chunk)]
+    runs = [run for n, (_, _, length, before) in enumerate(sequences) for run in _runs(n, before, -(-length // chunk))]
     return ChunkLayout(
         chunk=chunk,
         chunk_count=len(chunks),
         sequence_count=len(sequences),
         chunks=torch.tensor(chunks, dtype=torch.int32).reshape(-1, 3).to(device),
         sequences=torch.tensor(sequences, dtype=torch.int32).reshape(-1, 4).to(device),
+        runs=torch.tensor(runs, dtype=torch.int32).reshape(-1, 3).to(device),
+        run_count=len(runs),
     )
+
+
+def _runs(sequence: int, before: int, chunks: int) -> Iterator[tuple[int, int, int]]:
+    """From a sequence's start to the first checkpoint, and from each on; `before`: chunks before the sequence."""
+    ends = [*range(-(-(before + 1) // CHECKPOINT) * CHECKPOINT, before + chunks, CHECKPOINT), before + chunks]
+    for begin, end in pairwise([before, *ends]):
+        if end > begin:
+            yield begin, end - begin, -1 - sequence if begin == before else begin // CHECKPOINT

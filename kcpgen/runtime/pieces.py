@@ -73,7 +73,14 @@ def cut(layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence
 
     def table(rows: list[Row]) -> ChunkLayout:
         sequences = torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device)
-        return replace(layout, sequences=sequences, sequence_count=len(rows))
+        runs = [(first, -(-tokens // layout.chunk), -1 - n) for n, (_, _, tokens, first) in enumerate(rows)]
+        return replace(
+            layout,
+            sequences=sequences,
+            sequence_count=len(rows),
+            runs=torch.tensor(runs, dtype=torch.int32).reshape(-1, 3).to(device),
+            run_count=len(runs),
+        )
 
     def index(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)

@@ -19,8 +19,7 @@ def two_ranks() -> dict[str, list[str]]:
     """Of every op in bf16: the tensors in which two ranks differ from one device at all."""
     found = {}
     for name in OPS:
-        tokens = 128 if name == "kda" else 64  # two chunks a rank, or one
-        case = row((tokens,), dtype="bfloat16", **SMALL)
+        case = row((128,), dtype="bfloat16", **SMALL)  # two chunks a rank where every channel decays, else one
         comparison = simulate(op(name), case, Spread(ranks=2), "cpu", reference="eager")
         assert comparison.chunk is not None
         assert cuts_on_chunks(comparison, comparison.chunk)
@@ -32,7 +31,7 @@ def entering_states() -> dict[str, list[float]]:
     """Of three ranks: merged states to the float64 fold of what was gathered; to one device's, forward and backward."""
     found = {}
     for name, dtype in (("kda", "bfloat16"), ("kda", "float32"), ("simple_gla", "bfloat16")):
-        case = row((96,), dtype=dtype, **SMALL)
+        case = row((192,), dtype=dtype, **SMALL)
         inputs = long_memory(op(name), case, "cpu")
         with observed_merges() as merged:
             simulated = simulate(op(name), case, Spread(ranks=3), "cpu", reference="eager", inputs=inputs)

@@ -47,7 +47,7 @@ def test_merged_states_are_those_of_one_device_as_far_as_rounding_says() -> None
 
 
 def test_a_summary_that_drifts_from_the_main_pass_is_the_kernels_fault() -> None:
-    assert "verdict: kernel" in simulated("delta_rule", 2, "64", "--heads", "1", "--inject", "summary-drift")
+    assert "verdict: kernel" in simulated("delta_rule", 2, "128", "--heads", "1", "--inject", "summary-drift")
 
 
 @pytest.mark.parametrize(
