@@ -10,15 +10,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
-    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, levels of
-    pairs laid out one after the other in a step of their loop, and the registers a thread may have, None for any."""
+    """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, and the
+    registers a thread may have, None for any."""
 
     key_width: int
     value_width: int
     key_block: int
     value_block: int
     warps: int
-    unroll: int = 1
     registers: int | None = None
 
     @property
@@ -31,8 +30,8 @@ class PrepareTiles:
 class GradientTiles:
     """Tiles of the chunk-parallel backward: key and value columns per step, warps, value blocks in flight.
 
-    score_block, score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by one, in
-    programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of the kernel that adds up key blocks.
+    score_block, score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by
+    one, in programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of what adds up key blocks.
     """
 
     key_block: int
@@ -89,6 +88,7 @@ def choose_tiles(
         stages=_stages(chunk, key_width, 64, terms, 4 if fp32 else 2),
     )
     key_block = min(key_width, 32 if fp32 else 64)
+    whole = decay == "vector" and terms == 1 and value_width == 128 and not fp32
     return Tiles(
         chunk=chunk,
         prepare=PrepareTiles(
@@ -97,14 +97,13 @@ def choose_tiles(
             key_block=min(key_width, 32 if terms > 1 or fp32 else 64),
             value_block=parallel,
             warps=2 if chunk < 64 else 4,  # tiles of 32 tokens: more warps would repeat each other's products
-            unroll=1 if fp32 or terms > 1 else chunk.bit_length() - 1,
         ),
         scan=scan,
         states=scan,
         reverse=scan,
         gradients=GradientTiles(
             key_block=key_block,
-            value_block=parallel,
+            value_block=value_width if whole else parallel,
             warps=4,
             stages=2,
             score_block=parallel,
