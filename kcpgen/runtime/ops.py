@@ -119,12 +119,14 @@ def sum_scalars(chosen, x):
 @triton.jit
 def in_parts(x, LOW: tl.constexpr):
     """fp32 x as a tuple of tiles whose sum it is: three of 16 bits, which hold all 24 of it, where dots have 16."""
-    if tl.float32 == LOW:
-        return (x,)
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))
+    if LOW == tl.float32:  # noqa: SIM300
+        parts = (x,)
+    else:
+        high = x.to(tl.bfloat16)
+        rest = x - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        parts = (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))  # type: ignore[assignment]
+    return parts
 
 
 @triton.jit
