@@ -76,7 +76,8 @@ def derive(spec: Path, form: str | None) -> None:
     "--json", "json_path", type=SPEC, default=None, metavar="FILE", help="Write the figures to FILE ('-': stdout)."
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes sharing the device.")
-def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, jobs: int) -> None:
+@click.option("--only", default="", metavar="TEXT,..", help="Only cases whose label has one of these texts in it.")
+def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, jobs: int, only: str) -> None:
     """Compare the op of SPEC with its per-token float64 reference: every output and every gradient.
 
     On a CPU the Triton kernels run where TRITON_INTERPRET=1 asks for it. Exits with 1 when a bound is missed.
@@ -89,7 +90,7 @@ def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, 
         _write((package,), output, quiet=True)
         from kcpgen.verify.command import run
 
-        sys.exit(run(output / package.name, device=device, quick=quick, json_path=json_path, jobs=jobs))
+        sys.exit(run(output / package.name, device=device, quick=quick, json_path=json_path, jobs=jobs, only=only))
 
 
 @main.command(add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -20,8 +20,13 @@ from kcpgen.verify.report import as_json, heading, row, say, summary, unwritable
 INTERPRETER = "TRITON_INTERPRET"
 
 
-def run(directory: Path, *, device: str | None, quick: bool, json_path: Path | None, jobs: int = 1) -> int:
-    """Compare the op in `directory` with its reference, table to stdout (or JSON, for "-"); 0 if every bound is met."""
+def run(
+    directory: Path, *, device: str | None, quick: bool, json_path: Path | None, jobs: int = 1, only: str = ""
+) -> int:
+    """Compare the op in `directory` with its reference, table to stdout (or JSON, for "-"); 0 if every bound is met.
+
+    only: texts, separated by commas, one of which a case's label must contain.
+    """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         say("error: no CUDA device here; use --device cpu")
@@ -36,13 +41,23 @@ def run(directory: Path, *, device: str | None, quick: bool, json_path: Path | N
         return 1
     silent = json_path == Path("-")
     comparisons = []
-    for title, cases in sections(op, device, quick):
+    chosen = [
+        (title, tuple(c for c in cases if _is_asked_for(c, only))) for title, cases in sections(op, device, quick)
+    ]
+    if not any(cases for _, cases in chosen):
+        say(f"error: no case of {op.name} has a label with {' or '.join(map(repr, only.split(',')))} in it")
+        return 1
+    for title, cases in chosen:
         comparisons += _section(op, title, cases, device, jobs, (lambda _: None) if silent else say)
     if json_path is not None:
         _write_json(json_path, as_json(op, device, comparisons))
     if not silent:
         say(f"\n{op.name}: {summary(comparisons)}")
     return 0 if all(comparison.ok for comparison in comparisons) else 1
+
+
+def _is_asked_for(case: Case, only: str) -> bool:
+    return any(text.strip() in case.label for text in only.split(","))
 
 
 def sections(op: Op, device: str, quick: bool) -> Iterator[tuple[str, tuple[Case, ...]]]:
