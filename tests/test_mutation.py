@@ -17,7 +17,9 @@ DERIVATION = [
     ("kcpgen/emit/columns.py", "combine = add if isinstance(matrix, Sum) else subtract", "combine = add"),
 ]
 KERNELS = [
-    ("templates/decay/pairs_vector.py.jinja", "-= {{ column }}_E * share", "+= {{ column }}_E * share"),
+    ("templates/decay/pairs_vector.py.jinja", "d_{{ column }} += share", "d_{{ column }} -= share"),
+    ("templates/near_gradients.py.jinja", "reverse=True) - dG_block", "reverse=True) + dG_block"),
+    ("templates/states.py.jinja", "+= tl.load(checkpoints_ptr", "-= tl.load(checkpoints_ptr"),
     ("templates/scan.py.jinja", "+= tl.load(initial_state_ptr", "-= tl.load(initial_state_ptr"),
     ("templates/reverse.py.jinja", "+= tl.load(final_state", "-= tl.load(final_state"),
 ]

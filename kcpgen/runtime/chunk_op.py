@@ -71,6 +71,7 @@ class Run:
     tiles: Tiles
     cp: CPContext | None
     differentiable: bool  # whether a backward may follow
+    segments: int | None  # asked for when the call was made: a backward may run where nobody asks
 
     @property
     def sequences(self) -> range:
@@ -83,19 +84,18 @@ class Run:
         rows = self.layout.sequences[sequences.start : sequences.stop]
         return replace(self.layout, sequences=rows, sequence_count=len(sequences))
 
-    def pieces(self, prepared: Any) -> Pieces | None:
-        """The segments that sequences are cut into; None where all stay whole, as on the ranks of a group."""
-        if self.cp is not None:
-            return None
+    def pieces(self, prepared: Any, sequences: range) -> Pieces | None:
+        """The segments that these sequences are cut into; None where they stay whole."""
         device = self.layout.sequences.device
         return _pieces(
             self.layout,
             self.batch,
             self.starts,
-            split.asked_for(self.tiles.segments),
+            self.segments,
             prepared.heads * (prepared.value_width // self.tiles.scan.value_block),
             prepared.heads * max(1, prepared.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
+            sequences,
         )
 
 
@@ -108,7 +108,9 @@ def _pieces(
     programs: int,
     transition_programs: int,
     processors: int,
+    sequences: range,
 ) -> Pieces | None:
+    """All sequences of a layout decide on the segments of each, whichever are asked for."""
     chunks = chunk_counts(batch, starts, layout.chunk)
     if asked is not None:
         counts = split.equal_segments(chunks, asked)
@@ -116,7 +118,8 @@ def _pieces(
         counts = split.segment_counts(
             chunks, programs=programs, transition_programs=transition_programs, multiprocessors=processors
         )
-    return None if max(counts, default=1) == 1 else cut(layout, batch, starts, counts)
+    some = counts[sequences.start : sequences.stop]
+    return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
 
 
 class _Op:
@@ -124,7 +127,9 @@ class _Op:
 
     merge = staticmethod(merge_in_triton)
 
-    def __init__(self, run: Run, prepared: Any) -> None:
+    def __init__(self, run: Run, prepared: Any, inner: dict[int, Tensor]) -> None:
+        """inner: by sequence, M of its inner segments where it is cut into any."""
+        self.inner = inner
         self.name = run.kernels.op
         self.kind = run.kernels.kind
         self.differentiable = run.differentiable
@@ -135,6 +140,16 @@ class _Op:
     def states(self, count: int) -> Tensor:
         sizes = (count, self.heads, self.keys, self.values)
         return torch.empty(sizes, dtype=torch.float32, device=self._run.layout.sequences.device)
+
+    def transitions(self, cut: Pieces) -> Tensor | None:
+        if self.kind == "identity":
+            return None
+        found = [self.inner[n] for n, count in cut.inner_counts.items() if count]
+        return found[0] if len(found) == 1 else torch.cat([*found, self.room_for_transitions(0)])
+
+    def room_for_transitions(self, count: int) -> Tensor:
+        sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}[self.kind]
+        return self.states(0).new_empty(count, self.heads, *sizes)
 
 
 class Forward(_Op):
@@ -150,18 +165,27 @@ class Forward(_Op):
             precision=dot_precision(value.dtype),
             scratch_dtype=scratch_dtype(value.dtype),
         )
-        super().__init__(run, prepared)
+        super().__init__(run, prepared, {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        self.scan(self._run.window(sequences), self.o, initial, final)
+        cut = self._run.pieces(self.prepared, sequences)
+        if cut is None:
+            self.scan(self._run.window(sequences), self.o, initial, final)
+        else:
+            split_passes.forward(self, cut, initial, final)
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
+        alone = range(sequence, sequence + 1)
+        cut = self._run.pieces(self.prepared, alone)
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
-        self.scan(self._run.window(range(sequence, sequence + 1)), None, initial, final)
+        if cut is None:
+            self.scan(self._run.window(alone), None, initial, final)
+        else:
+            split_passes.summarise(self, cut, initial, final)
         if transition is not None:
             join(self.o.device)
 
@@ -177,17 +201,16 @@ class Forward(_Op):
             checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
         )
 
-    def room_for_transitions(self, count: int) -> Tensor | None:
-        sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": (), "identity": None}[self.kind]
-        return None if sizes is None else self.states(0).new_empty(count, self.heads, *sizes)
-
-    def transitions(self, layout: ChunkLayout, out: Tensor | None) -> None:
-        if out is None:
+    def make_transitions(self, cut: Pieces) -> None:
+        counts = {n: count for n, count in cut.inner_counts.items() if count}
+        if self.kind == "identity" or counts.keys() <= self.inner.keys():
             return
+        out = self.room_for_transitions(sum(counts.values()))
         if self._run.kernels.transitions is None:
-            products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
+            products_of_decays(self.prepared.decay_out, cut.inner.sequences, cut.inner.chunk, out)
         else:
-            self._run.kernels.transitions(self.prepared, layout, out)
+            self._run.kernels.transitions(self.prepared, cut.inner, out)
+        self.inner.update(zip(counts, torch.split(out, list(counts.values())), strict=True))
 
     def _transition(self, sequence: int, out: Tensor) -> None:
         """A long sequence is cut into segments, whose transitions are made side by side and then multiplied."""
@@ -216,8 +239,9 @@ class Backward(_Op):
         do: Tensor,
         initial: Tensor | None,
         checkpoints: Tensor | None,
+        inner: dict[int, Tensor],
     ) -> None:
-        super().__init__(run, prepared)
+        super().__init__(run, prepared, inner)
         self._checkpoints = checkpoints
         self._tensors = tensors
         self._do = do
@@ -226,21 +250,17 @@ class Backward(_Op):
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def replay(self) -> None:
-        self.replay_rows(self._run.layout, self._initial)
-
-    def replay_rows(self, layout: ChunkLayout, initial: Tensor | None) -> None:
         run = self._run
         self._replayed = run.kernels.scan_states(
-            self.prepared,
-            layout,
-            run.tiles.states,
-            initial_state=initial,
-            checkpoints=self._checkpoints,
-            into=self._replayed,
+            self.prepared, run.layout, run.tiles.states, initial_state=self._initial, checkpoints=self._checkpoints
         )
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
-        self.reverse(self._run.window(sequences), leaving, entering)
+        cut = self._run.pieces(self.prepared, sequences)
+        if cut is None:
+            self.reverse(self._run.window(sequences), leaving, entering)
+        else:
+            split_passes.backward(self, cut, leaving, entering)
 
     def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
         run = self._run
@@ -255,7 +275,12 @@ class Backward(_Op):
         )
 
     def summarise(self, sequence: int, entering: Tensor) -> None:
-        self.summary(self._run.window(range(sequence, sequence + 1)), None, entering)
+        alone = range(sequence, sequence + 1)
+        cut = self._run.pieces(self.prepared, alone)
+        if cut is None:
+            self.summary(self._run.window(alone), None, entering)
+        else:
+            split_passes.summarise_gradient(self, cut, None, entering)
 
     def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         run = self._run
@@ -297,19 +322,16 @@ class _Chunked(torch.autograd.Function):
             op = Forward(run, tensors)
         final = op.states(run.layout.sequence_count) if output_final_state else None
         kept = passes.Kept(entering=None, transitions=None)
-        pieces = run.pieces(op.prepared)
-        if run.cp is not None:
-            kept = passes.forward(op, run.cp, initial, final)
-        elif pieces is not None:
-            kept = split_passes.forward(op, pieces, initial, final)
-        else:
+        if run.cp is None:
             op.run(run.sequences, initial, final)
+        else:
+            kept = passes.forward(op, run.cp, initial, final)
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
         ctx.prepared = op.prepared
         ctx.checkpoints = op.checkpoints
-        ctx.pieces = pieces
+        ctx.inner = op.inner
         return op.o, final
 
     @staticmethod
@@ -325,15 +347,12 @@ class _Chunked(torch.autograd.Function):
         entering = None if initial is None else torch.empty_like(initial)
         kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
-            op = Backward(run, ctx.prepared, tensors, do, initial, ctx.checkpoints)
-            if ctx.pieces is not None:
-                split_passes.backward(op, ctx.pieces, kept, initial, leaving, entering)
-            else:
-                op.replay()
-                op.run(run.sequences, leaving, entering)
+            op = Backward(run, ctx.prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
+            op.replay()
+            op.run(run.sequences, leaving, entering)
             return (None, None, entering, *op.finish())
         local = entering_states(run.cp.shard, initial, received)
-        op = Backward(run, ctx.prepared, tensors, do, local, ctx.checkpoints)
+        op = Backward(run, ctx.prepared, tensors, do, local, ctx.checkpoints, ctx.inner)
         found = passes.backward(op, run.cp, kept, leaving, entering)
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 
@@ -367,6 +386,7 @@ def run_chunks(
         tiles=tiles,
         cp=cp,
         differentiable=requires_grad(initial_state, *inputs, *params),
+        segments=split.asked_for(tiles.segments),
     )
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())

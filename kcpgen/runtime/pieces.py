@@ -5,7 +5,7 @@ A segment is nothing but a row of the layout's `sequences` table: chunks and scr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -23,8 +23,9 @@ class Pieces:
     """One layout for each group of rows that kernels are launched over, all over the same chunks.
 
     whole: sequences that are not cut. pieces: the segments of the others, chain after chain; leading: all of them but
-    the last of each chain; following: but the first; inner: but both.
-    whole_sequences, sequences: numbers of the sequences of `whole`, and of each chain. int64, like all below.
+    the last of each chain; following: but the first; inner: but both; beginnings, ends: these alone.
+    inner_counts: by number of the layout's sequences, of each chain how many segments `inner` has of it.
+    whole_sequences, sequences: rows of the caller's states for those of `whole`, and of each chain. int64, like below.
     first, last: each chain's first and last row of `pieces`; first_leading, last_following: of these tables.
     chains: int32 [chains, 3], first row of `pieces`, number of segments, number of the sequence.
     """
@@ -34,6 +35,9 @@ class Pieces:
     leading: ChunkLayout
     following: ChunkLayout
     inner: ChunkLayout
+    beginnings: ChunkLayout
+    ends: ChunkLayout
+    inner_counts: Mapping[int, int]
     whole_sequences: Tensor
     sequences: Tensor
     first: Tensor
@@ -54,16 +58,23 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
 
 
-def cut(layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-    """counts: segments of each sequence, of nearly equal numbers of chunks; not all 1, none more than its chunks."""
+def cut(
+    layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence[int], chosen: range | None = None
+) -> Pieces:
+    """counts: segments of each sequence, of nearly equal numbers of chunks; none more than its chunks.
+
+    chosen: the sequences wanted, at least one of them cut; states are then of these alone. None: all.
+    """
+    chosen = range(len(counts)) if chosen is None else chosen
     whole: list[Row] = []
     chains: list[list[Row]] = []
     numbers: tuple[list[int], list[int]] = ([], [])
     chunks = chunk_counts(batch, starts, layout.chunk)
     spans = [(row, begin, end) for row in range(batch) for begin, end in pairwise(starts)]
-    for n, (span, before) in enumerate(zip(spans, accumulate(chunks, initial=0), strict=False)):
-        rows = _rows(*span, before, layout.chunk, counts[n])
-        numbers[len(rows) > 1].append(n)
+    before = list(accumulate(chunks, initial=0))
+    for n in chosen:
+        rows = _rows(*spans[n], before[n], layout.chunk, counts[n])
+        numbers[len(rows) > 1].append(n - chosen.start)
         if len(rows) > 1:
             chains.append(rows)
         else:
@@ -73,14 +84,7 @@ def cut(layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence
 
     def table(rows: list[Row]) -> ChunkLayout:
         sequences = torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device)
-        runs = [(first, -(-tokens // layout.chunk), -1 - n) for n, (_, _, tokens, first) in enumerate(rows)]
-        return replace(
-            layout,
-            sequences=sequences,
-            sequence_count=len(rows),
-            runs=torch.tensor(runs, dtype=torch.int32).reshape(-1, 3).to(device),
-            run_count=len(runs),
-        )
+        return replace(layout, sequences=sequences, sequence_count=len(rows))
 
     def index(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)
@@ -91,6 +95,9 @@ def cut(layout: ChunkLayout, batch: int, starts: Sequence[int], counts: Sequence
         leading=table([row for chain in chains for row in chain[:-1]]),
         following=table([row for chain in chains for row in chain[1:]]),
         inner=table([row for chain in chains for row in chain[1:-1]]),
+        beginnings=table([chain[0] for chain in chains]),
+        ends=table([chain[-1] for chain in chains]),
+        inner_counts={chosen.start + n: len(chain) - 2 for n, chain in zip(numbers[True], chains, strict=True)},
         whole_sequences=index(numbers[False]),
         sequences=index(numbers[True]),
         first=index(first[:-1]),

@@ -13,7 +13,6 @@ from typing import Protocol
 from torch import Tensor
 
 from kcpgen.runtime.chains import fold
-from kcpgen.runtime.context_parallel.passes import Kept
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.pieces import Pieces
@@ -35,16 +34,16 @@ class Forward(Op, Protocol):
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         """Outputs and final states, each unless None. `initial` and `final` may be one tensor."""
 
-    def room_for_transitions(self, count: int) -> Tensor | None:
-        """Uninitialised [count, HV, ...]; None where M is the identity."""
+    def make_transitions(self, cut: Pieces) -> None:
+        """M of every inner segment, for `transitions`; nothing where that is the identity or known already."""
 
-    def transitions(self, layout: ChunkLayout, out: Tensor | None) -> None:
-        """M of every row; nothing to do where there is no room for any."""
+    def transitions(self, cut: Pieces) -> Tensor | None:
+        """M of inner segments [.., HV, ...]; None where it is the identity."""
 
 
 class Backward(Op, Protocol):
-    def replay_rows(self, layout: ChunkLayout, initial: Tensor | None) -> None:
-        """What the backward needs of the forward's states."""
+    def transitions(self, cut: Pieces) -> Tensor | None:
+        """As the forward made them."""
 
     def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         """Gradients of initial states only. `leaving` and `entering` may be one tensor."""
@@ -53,19 +52,9 @@ class Backward(Op, Protocol):
         """Everything that goes from token to token; gradients of initial states unless None."""
 
 
-def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None) -> Kept:
-    """Fill the op's output and `final` [N, HV, K, V]. Kept: the states that enter the segments, M of inner ones."""
-    summaries, starting = _summaries(op, cut.leading, initial, cut.first_leading, cut.sequences)
-    transitions = op.room_for_transitions(cut.inner.sequence_count)
-    _launch(
-        lambda: op.scan(cut.leading, None, starting, summaries),
-        cut.inner,
-        lambda: op.transitions(cut.inner, transitions),
-    )
-
-    entering = op.states(cut.pieces.sequence_count)
-    fold(op.kind, cut.chains, initial, summaries, transitions, entering, backward=False)
-
+def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None) -> None:
+    """Fill the op's output and `final` [N, HV, K, V]."""
+    entering = _entering(op, cut, initial)
     at_once = _of_whole(initial, cut)
     of_whole, of_pieces = (
         None if final is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -77,22 +66,16 @@ def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | No
     )
     if final is not None:
         _put(final, cut, of_whole, of_pieces, cut.last)
-    return Kept(entering=entering, transitions=transitions)
 
 
-def backward(
-    op: Backward, cut: Pieces, kept: Kept, initial: Tensor | None, leaving: Tensor | None, entering: Tensor | None
-) -> None:
+def summarise(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor) -> None:
+    """Fill `final` alone, of sequences all of which are cut: their last segments are gone through once more."""
+    op.scan(cut.ends, None, _entering(op, cut, initial)[cut.last], final)
+
+
+def backward(op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor | None) -> None:
     """leaving: the gradient of final states [N, HV, K, V]; entering: that of initial ones, to be filled."""
-    assert kept.entering is not None
-    at_once = _of_whole(initial, cut)
-    _launch(lambda: op.replay_rows(cut.pieces, kept.entering), cut.whole, lambda: op.replay_rows(cut.whole, at_once))
-
-    summaries, starting = _summaries(op, cut.following, leaving, cut.last_following, cut.sequences)
-    op.summary(cut.following, starting, summaries)
-    gradients = op.states(cut.pieces.sequence_count)
-    fold(op.kind, cut.chains, leaving, summaries, kept.transitions, gradients, backward=True)
-
+    gradients = _leaving(op, cut, leaving)
     reaching = _of_whole(leaving, cut)
     of_whole, of_pieces = (
         None if entering is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -104,6 +87,33 @@ def backward(
     )
     if entering is not None:
         _put(entering, cut, of_whole, of_pieces, cut.first)
+
+
+def summarise_gradient(op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor) -> None:
+    """Fill `entering` alone, of sequences all of which are cut."""
+    op.summary(cut.beginnings, _leaving(op, cut, leaving)[cut.first], entering)
+
+
+def _entering(op: Forward, cut: Pieces, initial: Tensor | None) -> Tensor:
+    """The states that enter the segments."""
+    summaries, starting = _summaries(op, cut.leading, initial, cut.first_leading, cut.sequences)
+    _launch(
+        lambda: op.scan(cut.leading, None, starting, summaries),
+        cut.inner,
+        lambda: op.make_transitions(cut),
+    )
+    entering = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, initial, summaries, op.transitions(cut), entering, backward=False)
+    return entering
+
+
+def _leaving(op: Backward, cut: Pieces, leaving: Tensor | None) -> Tensor:
+    """The gradients of the states that leave the segments."""
+    summaries, starting = _summaries(op, cut.following, leaving, cut.last_following, cut.sequences)
+    op.summary(cut.following, starting, summaries)
+    gradients = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, leaving, summaries, op.transitions(cut), gradients, backward=True)
+    return gradients
 
 
 def _launch(main: Callable[[], None], layout: ChunkLayout, other: Callable[[], None]) -> None:

@@ -12,19 +12,26 @@ from torch.utils.checkpoint import checkpoint
 
 from kcpgen.runtime.context_parallel import CPContext, build_cp_context
 from kcpgen.runtime.context_parallel.merge import Method
+from kcpgen.runtime.split import forced_segments
 from kcpgen.simulate.ranks import SimulatedTransport, run_ranks
 from kcpgen.verify.cases import Case
 from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import Op
 
+LONGEST_CHUNK = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How a row is spread over ranks; layout and merge as in `build_cp_context`."""
+    """How a row is spread over ranks; layout and merge as in `build_cp_context`.
+
+    segments: into how many ranks cut their own part of a sequence; None: see `rank_segments`.
+    """
 
     ranks: int
     layout: str | Sequence[int] = "contiguous"
     merge: Method = "fold"
+    segments: int | None = None
 
 
 def ordinary_memory(op: Op, case: Case, device: str) -> Inputs:
@@ -79,12 +86,26 @@ def on_ranks(op: Op, case: Case, inputs: Inputs, spread: Spread) -> dict[str, Te
             layout=spread.layout,
             merge=spread.merge,
         )
-        return on_one_rank(op, case, inputs, cp)
+        return on_one_rank(op, case, inputs, cp, segments=spread.segments)
 
     return together(run_ranks(spread.ranks, body), by_token(op))
 
 
-def on_one_rank(op: Op, case: Case, inputs: Inputs, cp: CPContext, *, checkpointed: bool = False) -> dict[str, Tensor]:
+def rank_segments(cp: CPContext) -> int | None:
+    """1 where cuts lie on borders of chunks of any length: there, ranks must agree with one device to the last bit, and
+    cannot if they cut their part up once more. Elsewhere the model decides, as for any call."""
+    return 1 if cp.shard.start % LONGEST_CHUNK == 0 and (cp.shard.stop - cp.shard.start) % LONGEST_CHUNK == 0 else None
+
+
+def on_one_rank(
+    op: Op,
+    case: Case,
+    inputs: Inputs,
+    cp: CPContext,
+    *,
+    checkpointed: bool = False,
+    segments: int | None = None,
+) -> dict[str, Tensor]:
     """What one rank computes, from its own tokens of the whole row's `inputs`."""
     span = slice(cp.shard.start, cp.shard.stop)
     tokens = {name: x.detach()[:, span].requires_grad_() for name, x in inputs.tokens.items()}
@@ -102,7 +123,8 @@ def on_one_rank(op: Op, case: Case, inputs: Inputs, cp: CPContext, *, checkpoint
             cp_context=cp,
         )
 
-    o, state = checkpoint(call, use_reentrant=False) if checkpointed else call()
+    with forced_segments(rank_segments(cp) if segments is None else segments):
+        o, state = checkpoint(call, use_reentrant=False) if checkpointed else call()
     assert state is not None
     roots = [] if inputs.d_output is None else [(o, inputs.d_output[:, span])]
     roots += [] if inputs.d_state is None else [(state, inputs.d_state)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from unittest import mock
 
 from cp_rows import OPS, op, row
 
+from kcpgen.runtime import split_passes
 from kcpgen.simulate.call import Spread, long_memory
 from kcpgen.simulate.compare import simulate
 from kcpgen.simulate.merges import entering, observed_merges
@@ -41,5 +43,17 @@ def entering_states() -> dict[str, list[float]]:
     return found
 
 
+def ranks_in_segments() -> dict[str, float]:
+    """Of three ranks that cut their parts up once more, in fp32: the largest difference to one device."""
+    found = {}
+    for name in ("kda", "gla", "simple_gla", "delta_rule"):
+        case = row((7, 365), dtype="float32", **SMALL)
+        with mock.patch.object(split_passes, "summarise", wraps=split_passes.summarise) as cut:
+            comparison = simulate(op(name), case, Spread(ranks=3, segments=3), "cpu", reference="eager")
+        assert cut.call_count == 2  # of the ranks that hand a state on
+        found[name] = max(figure.cp_to_one for figure in comparison.figures)
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps({"two_ranks": two_ranks, "entering_states": entering_states}[sys.argv[1]]()))
+    print(json.dumps({f.__name__: f for f in (two_ranks, entering_states, ranks_in_segments)}[sys.argv[1]]()))

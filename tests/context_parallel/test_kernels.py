@@ -46,6 +46,12 @@ def test_merged_states_are_those_of_one_device_as_far_as_rounding_says() -> None
     assert 1e-4 < max(found["kda bfloat16"]) < 5e-3
 
 
+def test_ranks_may_cut_their_parts_into_segments() -> None:
+    found = json.loads(interpreted(str(INTERPRETED), "ranks_in_segments"))
+    assert len(found) == 4
+    assert max(found.values()) < 2e-6, found
+
+
 def test_a_summary_that_drifts_from_the_main_pass_is_the_kernels_fault() -> None:
     assert "verdict: kernel" in simulated("delta_rule", 2, "128", "--heads", "1", "--inject", "summary-drift")
 
