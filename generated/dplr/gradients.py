@@ -37,7 +37,7 @@ def near_gradients_kernel(
     dA_0_ptr, dA_1_ptr, dL_1_0_ptr, dL_1_1_ptr, d_read_ptr, d_erase_1_ptr, d_write_0_ptr, d_write_1_ptr,
     dG_end_ptr,
     d_q_ptr, d_k_ptr, d_a_ptr, d_b_ptr, d_gk_ptr,
-chunks_ptr, row_tokens,
+    chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -236,7 +236,7 @@ def gradients(
         scale,
         dA_0, dA_1, dL_1_0, dL_1_1, d_read, d_erase_1, d_write_0, d_write_1, dG_end,
         d_q, d_k, d_a, d_b, d_gk,
-layout.chunks, v.shape[1],
+        layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, C=C, KP=KP, BK=BK, ROWS=tiles.pair_rows,
         num_warps=tiles.pair_warps,
     )  # fmt: skip

@@ -37,7 +37,7 @@ def near_gradients_kernel(
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     dA_0_ptr, dL_0_0_ptr, sums_ptr, d_read_ptr, d_erase_0_ptr, d_write_0_ptr, dG_end_ptr,
     d_q_ptr, d_k_ptr, d_g_ptr, d_b_ptr,
-parts_ptr, chunks_ptr, row_tokens,
+    parts_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +169,7 @@ def finish_kernel(
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     sums_ptr,
     d_q_ptr, d_k_ptr,
-parts_ptr, chunks_ptr, row_tokens,
+    parts_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
@@ -285,7 +285,7 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         dA_0, dL_0_0, prepared.sums, d_read, d_erase_0, d_write_0, dG_end,
         d_q, d_k, d_g, d_b,
-parts, layout.chunks, v.shape[1],
+        parts, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, C=C, KP=KP, BK=BK, ROWS=tiles.pair_rows,
         num_warps=tiles.pair_warps,
     )  # fmt: skip
@@ -297,7 +297,7 @@ parts, layout.chunks, v.shape[1],
         use_qk_l2norm_in_kernel_mode,
         prepared.sums,
         d_q, d_k,
-parts, layout.chunks, v.shape[1],
+        parts, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, C=C, KP=KP, BK=BK,
         num_warps=tiles.finish_warps,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def near_gradients_kernel(
     scale,
     dA_0_ptr, d_read_ptr, d_write_0_ptr, dG_end_ptr,
     d_q_ptr, d_k_ptr, d_g_ptr,
-chunks_ptr, row_tokens,
+    chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def gradients(
         scale,
         dA_0, d_read, d_write_0, dG_end,
         d_q, d_k, d_g,
-layout.chunks, v.shape[1],
+        layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, C=C, KP=KP, BK=BK, ROWS=tiles.pair_rows,
         num_warps=tiles.pair_warps,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from kcpgen.cost.device import Device
 from kcpgen.cost.sizes import Sizes
 from kcpgen.cost.work import Counting, KernelWork
 from kcpgen.plan import KernelPlan
+from kcpgen.runtime.layout import CHECKPOINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
         forward_floor=_floor(inputs + output, flops, device, sizes),
         training_floor=_floor(3 * inputs + 2 * output, 3 * flops, device, sizes),
         saved=counting.scratch,
-        recomputed=("entering states",),
+        recomputed=(f"entering states but one in {CHECKPOINT}",),
     )
 
 

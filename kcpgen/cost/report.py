@@ -9,7 +9,7 @@ from typing import Any
 from kcpgen.cost.estimate import Estimate, Floor, KernelEstimate
 
 COLUMNS = (
-    f"{'':12}{'reads B':>9}{'writes B':>9}{'kFLOP':>8}{'programs':>10}{'steps':>7}{'bound ms':>10}{'predicted ms':>14}"
+    f"{'':18}{'reads B':>9}{'writes B':>9}{'kFLOP':>8}{'programs':>10}{'steps':>7}{'bound ms':>10}{'predicted ms':>14}"
 )
 
 
@@ -73,7 +73,7 @@ def _section(title: str, kernels: tuple[KernelEstimate, ...], floor: Floor | Non
     for kernel in kernels:
         work = kernel.work
         yield (
-            f"  {work.name:10}{sum(work.reads.values()):9.0f}{sum(work.writes.values()):9.0f}{work.flops / 1e3:8.0f}"
+            f"  {work.name:16}{sum(work.reads.values()):9.0f}{sum(work.writes.values()):9.0f}{work.flops / 1e3:8.0f}"
             f"{work.programs:10}{work.steps:7}{kernel.bound_ms:10.3f}{kernel.predicted_ms:14.3f}"
         )
     yield _total(title, kernels, floor)
@@ -82,7 +82,7 @@ def _section(title: str, kernels: tuple[KernelEstimate, ...], floor: Floor | Non
 def _total(title: str, kernels: tuple[KernelEstimate, ...], floor: Floor | None) -> str:
     reads, writes = (sum(sum(getattr(k.work, part).values()) for k in kernels) for part in ("reads", "writes"))
     flops, bound = sum(k.work.flops for k in kernels), sum(k.bound_ms for k in kernels)
-    total = f"{title:12}{reads:9.0f}{writes:9.0f}{flops / 1e3:8.0f}{'':17}{bound:10.3f}{_predicted(kernels):14.3f}"
+    total = f"{title:18}{reads:9.0f}{writes:9.0f}{flops / 1e3:8.0f}{'':17}{bound:10.3f}{_predicted(kernels):14.3f}"
     return total if floor is None else f"{total}   floor {floor.ms:.3f}"
 
 

@@ -16,12 +16,13 @@ from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit.triton_prepare import rows_of_scores, scratch
 from kcpgen.plan import KernelPlan
+from kcpgen.runtime.layout import CHECKPOINT
 from kcpgen.runtime.split import added_steps, segment_counts
 from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
 LOW, FULL = 2, 4  # bytes of a 16-bit and of an fp32 element
-NEAR = 3  # log2 of the tokens of a block whose pairs the backward takes one by one
+NEAR = 2  # log2 of the tokens of a block whose pairs the backward takes one by one
 SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a dot
 
 
@@ -67,7 +68,7 @@ class Counting:
     def backward(self) -> tuple[KernelWork, ...]:
         reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
         kernels = (
-            self._serial("states", self._equations("S_next"), self._corrected, {"states": self._state_bytes}),
+            self._states(),
             *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
             self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
             self._score_gradients(),
@@ -95,6 +96,13 @@ class Counting:
         solved = [e for e in self.plan.form.solved if e.target.name in ("W", "U0")]
         scores = 2 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
         return self._parallel("prepare", self.inputs, self.scratch, scores + self._solve + self._flops(solved))
+
+    def _states(self) -> KernelWork:
+        """In runs of a few chunks, side by side."""
+        reads = {**self._corrected, "checkpoints": 2 * self._state_bytes / CHECKPOINT}
+        work = self._serial("states", self._equations("S_next"), reads, {"states": self._state_bytes})
+        runs = -(-self._chunks // CHECKPOINT)
+        return replace(work, programs=self.sizes.B * self._serial_programs * runs, steps=min(CHECKPOINT, self._chunks))
 
     def _score_gradients(self) -> KernelWork:
         equations = [e for e in self.plan.form.gradients if e.target.name in ("dR", "dA", "dL", "dV")]

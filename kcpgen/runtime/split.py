@@ -72,7 +72,7 @@ def segment_counts(
 def training_steps(
     chunks: Sequence[int], counts: Sequence[int], programs: int, transition_programs: int, multiprocessors: int
 ) -> float:
-    """Of the serial kernels of a forward and a backward: scan, its replay, the reverse scan, and what cutting adds."""
+    """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds."""
     longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
     whole = 3.0 * _pass(programs * sum(chunks), longest, multiprocessors)
     return whole + sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors))

@@ -147,7 +147,8 @@ def test_few_heads_are_cut_into_segments() -> None:
     found, whole = (estimate(plan_of(ROOT / "specs/kda.kcp"), d, sizes, bounded=False) for d in (H200, NARROW))
     assert (found.segments, whole.segments) == (8, 1)
     scan, states, reverse = (kernels(found)[name] for name in ("scan", "states", "reverse"))
-    assert {(work.programs, work.steps) for work in (scan, states, reverse)} == {(128, 512)}
+    assert {(work.programs, work.steps) for work in (scan, reverse)} == {(128, 512)}
+    assert (states.programs, states.steps) == (512 * 16, 8)  # in runs, cut or not
     (forward,) = (k for k in found.forward if k.work.name == "segments")
     (backward,) = (k for k in found.backward if k.work.name == "segments")
     assert forward.work.programs == backward.work.programs == 7 * 16
