@@ -120,7 +120,10 @@ class Sweeps:
                 yield f"d_{i.name} = load_tile(d_{i.name}_ptr + token_head * K, HV * K, rows, keys, count, K)"
         for p in key_params(plan):
             if p.name in sweep.touched:
-                yield f"d_{p.name} = tl.load(d_{p.name}_ptr + at * K + keys, mask=keys < K, other=0.0)"
+                # No pointer: a parameter that another option reads, while this sweep runs for one that does not.
+                yield start_gradient(p)
+                yield f"if d_{p.name}_ptr is not None:"
+                yield f"    d_{p.name} += tl.load(d_{p.name}_ptr + at * K + keys, mask=keys < K, other=0.0)"
 
     def _left(self, sweep: Sweep) -> Iterator[str]:
         yield from (store_input(i) for i in key_inputs(self.plan) if i.name in sweep.touched)
