@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -73,10 +73,17 @@ class Tiles:
 
 
 def choose_tiles(
-    *, keys: int, values: int, decay: str, terms: int, dtype: torch.dtype, whole_value_axis: bool = False
+    *,
+    keys: int,
+    values: int,
+    decay: str,
+    terms: int,
+    dtype: torch.dtype,
+    erases: int = 1,
+    whole_value_axis: bool = False,
 ) -> Tiles:
     """A configuration that fits registers and shared memory of an sm_90 multiprocessor; measured choices are in
-    docs/performance.md. `decay` is "none", "scalar" or "vector"."""
+    docs/performance.md. `decay` is "none", "scalar" or "vector"; `erases` of the terms are erasing ones."""
     key_width, value_width = padded(keys), max(64, padded(values))
     wide, fp32 = key_width > 128, scratch_dtype(dtype) is torch.float32
     # A decay of one number per pair costs no levels: twice the chunk halves the serial steps and the states.
@@ -100,7 +107,8 @@ def choose_tiles(
         ),
         scan=scan,
         states=scan,
-        reverse=scan,
+        # beside its operands it holds the gradients that it leaves, for every erase
+        reverse=replace(scan, stages=1) if wide and erases > 1 else scan,
         gradients=GradientTiles(
             key_block=key_block,
             value_block=value_width if whole else parallel,

@@ -147,6 +147,7 @@ class _Draw:
         zero = torch.zeros_like(raw)
         kinds = {
             "random": lambda: -softplus(raw - 1.0),
+            "slow": lambda: -softplus(raw - 1.0) / 50,  # half of a state is left after 90 tokens
             "zero": lambda: zero,
             "mixed": lambda: torch.where(raw > 0, zero, STRONG),
             "heads": lambda: torch.where(heads % 2 == 0, zero + STRONG, zero),

@@ -339,6 +339,22 @@ class _Watched:
     work: dist.Work
     in_trouble: Callable[[], bool]
 
+    @property
+    def ended(self) -> bool:
+        """A device may refuse to answer for a while, say as long as a graph is captured; it is asked again."""
+        try:
+            return self.work.is_completed()
+        except RuntimeError:
+            return False
+
+    def abandoned(self) -> bool:
+        """Whether the communicator was ended. An error of the look itself must not end the watch."""
+        try:
+            return self.in_trouble()
+        except Exception as error:
+            print(f"kcpgen-watch: {error}", file=sys.stderr, flush=True)
+            return False
+
 
 class Watch:
     """One thread that looks at collectives under way, alive only while there are any."""
@@ -359,12 +375,12 @@ class Watch:
         while True:
             time.sleep(0.2)
             with self._lock:
-                self._items = [item for item in self._items if not item.work.is_completed()]
+                self._items = [item for item in self._items if not item.ended]
                 oldest = self._items[:1]
                 if not oldest:
                     self._thread = None
                     return
-            if oldest[0].in_trouble():
+            if oldest[0].abandoned():
                 with self._lock:
                     self._items, self._thread = [], None
                 return
