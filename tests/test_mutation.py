@@ -18,7 +18,7 @@ DERIVATION = [
 ]
 KERNELS = [
     ("templates/decay/pairs_vector.py.jinja", "d_{{ column }} += share", "d_{{ column }} -= share"),
-    ("templates/near_gradients.py.jinja", "reverse=True) - dG_block", "reverse=True) + dG_block"),
+    ("templates/decay/gradients_vector.py.jinja", "reverse=True) - dG_block", "reverse=True) + dG_block"),
     ("templates/states.py.jinja", "+= tl.load(checkpoints_ptr", "-= tl.load(checkpoints_ptr"),
     ("templates/scan.py.jinja", "+= tl.load(initial_state_ptr", "-= tl.load(initial_state_ptr"),
     ("templates/reverse.py.jinja", "+= tl.load(final_state", "-= tl.load(final_state"),

@@ -50,11 +50,13 @@ def stamped_spec(text: str) -> str:
 
 @cache
 def template_digest(filename: str) -> str:
-    """Hash of the template that mirrors this file's name and of all it includes; of every template if none does."""
+    """Hash of the template that mirrors this file's name, of all it includes, and of those in directories, which are
+    laid out for whichever file needs them; of every template if none mirrors it."""
     own = f"{filename}.jinja"
     root = templates_directory()
     everything = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.jinja"))
-    names = sorted(_closure(own)) if own in everything else everything
+    parts = {name for name in everything if "/" in name}
+    names = sorted(_closure(own) | parts) if own in everything else everything
     return _short("\0".join(f"{name}\0{template_source(name)}" for name in names))
 
 

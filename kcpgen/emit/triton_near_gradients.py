@@ -42,7 +42,7 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     finish_sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(_lines(finish))]
     device = ["decays(", *whole, *pair, *_lines(finish)]
     return render(
-        "near_gradients.py.jinja",
+        "decay/gradients_vector.py.jinja",
         **launcher(plan, shared, sweeps),
         used=used_arguments(plan, whole),
         device_functions=device_functions(device),
