@@ -32,14 +32,17 @@ os.environ.setdefault("FLA_CACHE_RESULTS", "0")  # what is timed beside others m
 Agreements = dict[tuple[str, str], Any]
 
 
-def prepare(chosen: argparse.Namespace, budget: Budget) -> Agreements:
-    """By (op, who): how far `o` of simulated ranks is from one device's, on few tokens. Of rank 0, for all ranks."""
+def prepare(chosen: argparse.Namespace, budget: Budget, who: str) -> Agreements:
+    """By (op, who): how far `o` of simulated ranks is from one device's, on few tokens, or why it does not run.
+
+    Of rank 0, for all ranks.
+    """
     tuning = Tuning(most=chosen.peer_configs)
-    if chosen.device == "cuda":
+    if chosen.device == "cuda" and who != "kcpgen":  # ours is not tuned at the first call
         tuning.install(brief)
     found: list[Any] = [{}, tuning.known]
     if not dist.is_initialized() or dist.get_rank() == 0:
-        found[0] = _prepare(chosen, budget, tuning)
+        found[0] = _prepare(chosen, budget, tuning, who)
     if dist.is_initialized():
         dist.broadcast_object_list(found)
         tuning.known.update(found[1])
@@ -47,8 +50,8 @@ def prepare(chosen: argparse.Namespace, budget: Budget) -> Agreements:
     return agreements
 
 
-def _prepare(chosen: argparse.Namespace, budget: Budget, tuning: Tuning) -> Agreements:
-    names = [(name, who) for name in chosen.ops.split(",") for who in cp_time.implementations(chosen, name)]
+def _prepare(chosen: argparse.Namespace, budget: Budget, tuning: Tuning, who: str) -> Agreements:
+    names = [(name, who) for name in chosen.ops.split(",") if who in cp_time.implementations(chosen, name)]
     first, *others = cp_time.numbers(chosen.heads)
     start = time.monotonic()
     if chosen.warm_jobs:
@@ -60,7 +63,7 @@ def _prepare(chosen: argparse.Namespace, budget: Budget, tuning: Tuning) -> Agre
     if chosen.warm_jobs:
         tasks = [(name, who, heads, (0, 1)) for heads, (name, who) in product(others, names) if who == "fla"]
         _compile(chosen, tasks, tuning, budget)
-    print(f"prepared in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    print(f"{who} prepared in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     return agreements
 
 
