@@ -176,7 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(options: argparse.Namespace) -> int:
     from benchmarks.harness import record, tables
 
-    found = record.read(options.source)
+    try:
+        found = record.read(options.source)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(tables.table(found.rows))
     if options.kernels:
         print("\n".join(tables.kernel_line(row) for row in found.rows if row.kernels))

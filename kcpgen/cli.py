@@ -76,8 +76,10 @@ def derive(spec: Path, form: str | None) -> None:
     "--json", "json_path", type=SPEC, default=None, metavar="FILE", help="Write the figures to FILE ('-': stdout)."
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes sharing the device.")
-@click.option("--only", default="", metavar="TEXT,..", help="Only cases whose label has one of these texts in it.")
-def verify(spec: Path, device: str | None, quick: bool, json_path: Path | None, jobs: int, only: str) -> None:
+@click.option("--only", multiple=True, metavar="TEXT", help="Only cases with TEXT in their label; may be repeated.")
+def verify(
+    spec: Path, device: str | None, quick: bool, json_path: Path | None, jobs: int, only: tuple[str, ...]
+) -> None:
     """Compare the op of SPEC with its per-token float64 reference: every output and every gradient.
 
     On a CPU the Triton kernels run where TRITON_INTERPRET=1 asks for it. Exits with 1 when a bound is missed.

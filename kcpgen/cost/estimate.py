@@ -107,7 +107,7 @@ def _estimates(kernels: Iterable[KernelWork], device: Device, sizes: Sizes, chun
 
 def _estimate(work: KernelWork, device: Device, sizes: Sizes, chunk: int) -> KernelEstimate:
     bound = device.bound_ms(work.bytes * sizes.token_heads, work.flops * sizes.token_heads)
-    parallel, serial = bound / device.reached, device.serial_ms(work.steps, chunk, work.programs)
+    parallel, serial = bound / device.reached, work.pace * device.serial_ms(work.steps, chunk, work.programs)
     return KernelEstimate(work=work, bound_ms=bound, predicted_ms=parallel if work.steps == 1 else max(bound, serial))
 
 

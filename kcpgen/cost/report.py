@@ -57,7 +57,7 @@ def _lines(estimate: Estimate) -> Iterator[str]:
     yield _total("training", (*estimate.forward, *estimate.backward), estimate.training_floor)
     yield ""
     yield f"saved       {', '.join(estimate.saved)}: {sum(estimate.saved.values()):.0f} B, {estimate.saved_mib:.0f} MiB"
-    yield f"recomputed  {', '.join(estimate.recomputed)}: the scan runs again"
+    yield f"recomputed  {', '.join(estimate.recomputed)}: `states` replays them, in runs"
     floors = (("forward", estimate.forward_floor), ("training", estimate.training_floor))
     yield f"floor       {'; '.join(_floor_text(title, floor) for title, floor in floors)}:"
     yield "            inputs, outputs and gradients moved once, products with the state made once for every token"

@@ -22,13 +22,17 @@ from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
 LOW, FULL = 2, 4  # bytes of a 16-bit and of an fp32 element
+REVERSE = 2.0  # a step of the reverse scan beside one of the scan, as measured
 NEAR = 2  # log2 of the tokens of a block whose pairs the backward takes one by one
 SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a dot
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelWork:
-    """reads, writes: bytes by tensor. steps: chunks that one program walks in turn, 1 where all are side by side."""
+    """reads, writes: bytes by tensor. steps: chunks that one program walks in turn, 1 where all are side by side.
+
+    pace: time of such a step in steps of the scan.
+    """
 
     name: str
     reads: Mapping[str, float]
@@ -36,6 +40,7 @@ class KernelWork:
     flops: float
     programs: int
     steps: int
+    pace: float = 1.0
 
     @property
     def bytes(self) -> float:
@@ -70,7 +75,7 @@ class Counting:
         kernels = (
             self._states(),
             *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
-            self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_),
+            replace(self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_), pace=REVERSE),
             self._score_gradients(),
             self._walk_over_states(),
             *((self._near_gradients(),) if self.plan.decay_axis else ()),

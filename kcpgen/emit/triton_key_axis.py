@@ -82,7 +82,7 @@ def key_pass(plan: KernelPlan) -> list[str]:
     out = block_printer(plan)
     lines = [
         *(f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms),
-        *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)" for e in plan.erasing),
+        *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)  # left there by score_gradients" for e in plan.erasing),
     ]
     for e in plan.form.gradients:
         if e.target.name in EQUATIONS[:3]:

@@ -36,7 +36,10 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     for j in plan.terms:
         fields[f"w_out_{j}"] = ("C, KP", "[NT, HV, C, KP] write vectors, decayed to the chunk's end")
         fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
-        fields[f"U0_{j}"] = ("C, VP", "[NT, HV, C, VP] corrected values of a zero entering state")
+        fields[f"U0_{j}"] = (
+            "C, VP",
+            "[NT, HV, C, VP] corrected values of a zero entering state; a scan that keeps leaves U there",
+        )
     for i in plan.erasing:
         fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
         for e in plan.erasing:
@@ -123,6 +126,7 @@ def _channel_decay(plan: KernelPlan) -> list[str]:
         "tl.store(work + work_tile, G)",
         "tl.debug_barrier()",
         "G_end = tl.load(work + (C - 1) * BK + lanes)",
+        "# Through memory and a select, or Triton would work out all that follows in two layouts.",
         "G = tl.where(live[:, None], tl.load(work + work_tile), G_end[None, :])",
         "G_after = tl.minimum(G_end[None, :] - G, 0.0)",
         "tl.store(decay_out_ptr + at * KP + keys, tl.exp2(G_end))",

@@ -161,7 +161,10 @@ def _solve(plan: KernelPlan, out: BlockPrinter) -> Iterator[str]:
     for e in plan.form.gradients:
         if e.target.name == "dR":
             yield from out.corrected(e, "LOW")
-    yield from (f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)" for e in plan.erasing)
+    yield from (
+        f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)  # in the place of dU_{e}, for the key axis"
+        for e in plan.erasing
+    )
 
 
 def _value_inputs(plan: KernelPlan) -> Iterator[str]:

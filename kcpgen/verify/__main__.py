@@ -17,7 +17,9 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes that share the device and compile kernels side by side"
     )
-    parser.add_argument("--only", default="", metavar="TEXT,..", help="cases whose label has one of these in it")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="cases whose label has TEXT in it; may be repeated"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE ('-': stdout)")
     chosen = parser.parse_args()
     return run(
@@ -26,7 +28,7 @@ def main() -> int:
         quick=chosen.quick,
         json_path=chosen.json,
         jobs=chosen.jobs,
-        only=chosen.only,
+        only=tuple(chosen.only),
     )
 
 

@@ -21,11 +21,11 @@ INTERPRETER = "TRITON_INTERPRET"
 
 
 def run(
-    directory: Path, *, device: str | None, quick: bool, json_path: Path | None, jobs: int = 1, only: str = ""
+    directory: Path, *, device: str | None, quick: bool, json_path: Path | None, jobs: int = 1, only: Sequence[str] = ()
 ) -> int:
     """Compare the op in `directory` with its reference, table to stdout (or JSON, for "-"); 0 if every bound is met.
 
-    only: texts, separated by commas, one of which a case's label must contain.
+    only: texts, one of which a case's label must contain; none: all cases.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -45,7 +45,7 @@ def run(
         (title, tuple(c for c in cases if _is_asked_for(c, only))) for title, cases in sections(op, device, quick)
     ]
     if not any(cases for _, cases in chosen):
-        say(f"error: no case of {op.name} has a label with {' or '.join(map(repr, only.split(',')))} in it")
+        say(f"error: no case of {op.name} has a label with {' or '.join(map(repr, only))} in it")
         return 1
     for title, cases in chosen:
         comparisons += _section(op, title, cases, device, jobs, (lambda _: None) if silent else say)
@@ -53,11 +53,13 @@ def run(
         _write_json(json_path, as_json(op, device, comparisons))
     if not silent:
         say(f"\n{op.name}: {summary(comparisons)}")
+        if not any(comparison.case.backend == "triton" for comparison in comparisons):
+            say(f"no Triton kernel was run: that takes a GPU, or {INTERPRETER}=1 for Triton's interpreter")
     return 0 if all(comparison.ok for comparison in comparisons) else 1
 
 
-def _is_asked_for(case: Case, only: str) -> bool:
-    return any(text.strip() in case.label for text in only.split(","))
+def _is_asked_for(case: Case, only: Sequence[str]) -> bool:
+    return not only or any(text in case.label for text in only)
 
 
 def sections(op: Op, device: str, quick: bool) -> Iterator[tuple[str, tuple[Case, ...]]]:
