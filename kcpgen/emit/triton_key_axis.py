@@ -51,18 +51,18 @@ def launcher(plan: KernelPlan, shared: Mapping[str, Value], sweeps: Sweeps) -> d
         "differentiable": [d.name for d in declared],
         "score_results": score_results(plan),
         "value_gradients": [f"d_{d.name}" for d in declared if d in on_values],
-        "allocate": _allocate(plan, sweeps),
+        "allocate_values": [_allocated(plan, sweeps, d) for d in declared if d in on_values],
+        "allocate_keys": [_allocated(plan, sweeps, d) for d in declared if d not in on_values],
         "returned": [f"sum_over_group(d_{i.name}, {i.name})" for i in plan.spec.inputs]
         + [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
     }
 
 
-def _allocate(plan: KernelPlan, sweeps: Sweeps) -> list[str]:
-    lines = []
-    for i in plan.spec.inputs:
-        carrying = "True" if i in summed_over_values(plan) else sweeps.carrying(i.name)
-        lines.append(f"d_{i.name} = gradient_buffer({i.name}, HV" + (")" if carrying == "False" else f", {carrying})"))
-    return lines + [f"d_{p.name} = partial_sums({p.name}, layout.chunk_count, HV)" for p in plan.spec.params]
+def _allocated(plan: KernelPlan, sweeps: Sweeps, d: TokenInput | Param) -> str:
+    if isinstance(d, Param):
+        return f"d_{d.name} = partial_sums({d.name}, layout.chunk_count, HV)"
+    carrying = "True" if d in summed_over_values(plan) else sweeps.carrying(d.name)
+    return f"d_{d.name} = gradient_buffer({d.name}, HV" + (")" if carrying == "False" else f", {carrying})")
 
 
 def resumed(d: TokenInput | Param) -> list[str]:

@@ -26,7 +26,7 @@ from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, produ
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
-from kcpgen.runtime.launch import Tiles, dot_precision, scratch_dtype, unit_stride
+from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
@@ -297,6 +297,9 @@ class Backward(_Op):
         run = self._run
         assert self._replayed is not None
         assert self._reversed is not None
+        states = StatesAround(entering=self._replayed, leaving=self._reversed[0])
+        corrected_gradients = self._reversed[1]
+        self._replayed = self._reversed = None
         found: tuple[Tensor | None, ...] = run.kernels.gradients(
             *self._tensors,
             run.layout,
@@ -304,9 +307,8 @@ class Backward(_Op):
             self.prepared,
             **run.keywords,
             do=self._do,
-            states=self._replayed,
-            state_gradients=self._reversed[0],
-            corrected_gradients=self._reversed[1],
+            states=states,
+            corrected_gradients=corrected_gradients,
         )
         return found
 

@@ -121,6 +121,18 @@ def choose_tiles(
     )
 
 
+@dataclass(kw_only=True)
+class StatesAround:
+    """The states that enter the chunks and the gradients of those that leave, [NT, HV, VP, KP] each: most of what a
+    backward holds. Who has read them lets them go, so that gradients of inputs may take their place."""
+
+    entering: torch.Tensor | None
+    leaving: torch.Tensor | None
+
+    def release(self) -> None:
+        self.entering = self.leaving = None
+
+
 SHARED_MEMORY = 200_000  # bytes of a multiprocessor that operands in flight may take
 
 
