@@ -8,7 +8,7 @@ from itertools import chain
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import EQUATIONS, chunk_operands, chunk_tensors, key_pass, key_sums
+from kcpgen.emit.triton_key_axis import EQUATIONS, chunk_operands, chunk_tensors, key_pass, key_sums, pair_shares
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
@@ -78,13 +78,9 @@ def _pairs(plan: KernelPlan) -> list[str]:
     def weight(row: str, j: int, turned: str) -> str:
         return f"tl.where(owned{turned}, {score_gradient(row, j)}{turned}_low, 0.0)"
 
-    row_shares: list[Value] = [
-        [_row(plan, r), " + ".join(f"dot({weight(r, j, '')}, {c}_E, PRECISION)" for j, c in enumerate(columns))]
-        for r in rows
-    ]
-    column_shares: list[Value] = [
-        [c, " + ".join(f"dot({weight(r, j, '_T')}, {r}_E, PRECISION)" for r in rows)] for j, c in enumerate(columns)
-    ]
+    of_rows, of_columns = pair_shares(plan, weight, "_E")
+    row_shares: list[Value] = [[_row(plan, r), share] for r, share in zip(rows, of_rows, strict=True)]
+    column_shares: list[Value] = [[c, share] for c, share in zip(columns, of_columns, strict=True)]
     return render(
         "decay/pairs_vector.py.jinja",
         rows=[_row(plan, r) for r in rows],

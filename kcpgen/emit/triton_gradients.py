@@ -14,8 +14,11 @@ from kcpgen.emit.triton_key_axis import (
     chunk_tensors,
     key_pass,
     key_sums,
+    later_sweeps,
     launcher,
+    lines_in,
     make_sweeps,
+    pair_shares,
     resumed,
     store_scalars,
 )
@@ -51,9 +54,8 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         "scalars": [*_decay_gradient(plan), *sweeps.sweeps[0].scalars],
         "stores": store_scalars(plan),
     }
-    later = [(condition, lines_of(loop), scalars) for condition, loop, scalars in sweeps.later()]
-    swept = [line for condition, loop, scalars in later for line in (condition, *loop, *scalars)]
-    whole = [*chain.from_iterable(body.values()), *swept]
+    later = later_sweeps(sweeps)
+    whole = [*chain.from_iterable(body.values()), *lines_in(later)]
     filled: list[TokenInput | Param] = [*scalar_inputs(plan), *key_inputs(plan), *key_params(plan)]
     sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(whole)]
     return render(
@@ -61,7 +63,7 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **launcher(plan, shared, sweeps),
         **body,
         used=used_arguments(plan, whole),
-        sweeps=[{"condition": condition, "loop": loop, "scalars": scalars} for condition, loop, scalars in later],
+        sweeps=later,
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
         device_functions=device_functions(["load_tile(", *whole]),
         decays=plan.decay_axis is not None,
@@ -115,17 +117,12 @@ def _cumulative(plan: KernelPlan, row: str) -> str:
 def _pairs(plan: KernelPlan) -> list[str]:
     rows, columns = row_names(plan), column_names(plan)
     decays = plan.decay_axis is not None
+    of_rows, of_columns = pair_shares(plan, lambda row, j, turned: f"{score_gradient(row, j)}{turned}_low", "_low")
     row_shares: list[Value] = [
-        [
-            {"name": r, "cumulative": [_cumulative(plan, r)] if decays else []},
-            " + ".join(f"dot({score_gradient(r, j)}_low, {c}_low, PRECISION)" for j, c in enumerate(columns)),
-        ]
-        for r in rows
+        [{"name": r, "cumulative": [_cumulative(plan, r)] if decays else []}, share]
+        for r, share in zip(rows, of_rows, strict=True)
     ]
-    column_shares: list[Value] = [
-        [c, " + ".join(f"dot({score_gradient(r, j)}_T_low, {r}_low, PRECISION)" for r in rows)]
-        for j, c in enumerate(columns)
-    ]
+    column_shares: list[Value] = [[c, share] for c, share in zip(columns, of_columns, strict=True)]
     return render(
         "decay/pairs_uniform.py.jinja",
         low=[*rows, *columns],

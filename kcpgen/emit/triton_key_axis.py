@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kcpgen.emit.render import Value
 from kcpgen.emit.triton_blocks import variable
-from kcpgen.emit.triton_operands import operands, score_gradients
-from kcpgen.emit.triton_score_gradients import block_printer, per_token_operands, score_results, summed_over_values
+from kcpgen.emit.triton_operands import column_names, operands, row_names, score_gradients
+from kcpgen.emit.triton_score_gradients import (
+    block_printer,
+    lines_of,
+    per_token_operands,
+    score_results,
+    summed_over_values,
+)
 from kcpgen.emit.triton_sweeps import Sweeps, start_gradient, store_input, store_param
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import Param, TokenInput
@@ -56,6 +62,37 @@ def launcher(plan: KernelPlan, shared: Mapping[str, Value], sweeps: Sweeps) -> d
         "returned": [f"sum_over_group(d_{i.name}, {i.name})" for i in plan.spec.inputs]
         + [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
     }
+
+
+def pair_shares(plan: KernelPlan, weight: Callable[[str, int, str], str], suffix: str) -> tuple[list[str], list[str]]:
+    """Products that give the gradients of rows, and of columns, from the pairs of tokens.
+
+    weight(row, term, turned) is the gradient of a score, transposed where turned is "_T"; operands end in `suffix`.
+    """
+    rows, columns = row_names(plan), column_names(plan)
+
+    def product(row: str, j: int, turned: str, operand: str) -> str:
+        return f"dot({weight(row, j, turned)}, {operand}{suffix}, PRECISION)"
+
+    of_rows = [" + ".join(product(r, j, "", c) for j, c in enumerate(columns)) for r in rows]
+    return of_rows, [" + ".join(product(r, j, "_T", r) for r in rows) for j in range(len(columns))]
+
+
+def later_sweeps(sweeps: Sweeps) -> list[dict[str, Value]]:
+    """The walks over the key axis after the main one, for a template."""
+    return [
+        {"condition": condition, "loop": lines_of(loop), "scalars": scalars}
+        for condition, loop, scalars in sweeps.later()
+    ]
+
+
+def lines_in(value: Value) -> list[str]:
+    """Every line of text in a template's context."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [line for item in value.values() for line in lines_in(item)]
+    return [] if isinstance(value, int) else [line for item in value for line in lines_in(item)]
 
 
 def _allocated(plan: KernelPlan, sweeps: Sweeps, d: TokenInput | Param) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import launcher, make_sweeps, resumed, store_scalars
+from kcpgen.emit.triton_key_axis import later_sweeps, launcher, lines_in, make_sweeps, resumed, store_scalars
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
@@ -39,8 +39,8 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     far = [f"d_{name}" for name in (*rows, *columns)]
     on_keys: list[TokenInput | Param] = [*key_inputs(plan), *key_params(plan)]
     finished = [*scalar_inputs(plan), *(d for d in on_keys if any(d.name in s.touched for s in sweeps.sweeps[1:]))]
-    finish_sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(_lines(finish))]
-    device = ["decays(", *whole, *pair, *_lines(finish)]
+    finish_sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(lines_in(finish))]
+    device = ["decays(", *whole, *pair, *lines_in(finish)]
     return render(
         "decay/gradients_vector.py.jinja",
         **launcher(plan, shared, sweeps),
@@ -135,7 +135,7 @@ def _per_head(plan: KernelPlan, name: str) -> bool:
 
 def _finish(plan: KernelPlan, sweeps: Sweeps, parts: list[str]) -> dict[str, Value]:
     """The kernel that adds up the blocks of the key axis, and sees to what needed all of it."""
-    later = [(condition, lines_of(loop), scalars) for condition, loop, scalars in sweeps.later()]
+    later = later_sweeps(sweeps)
     shared = summed_over_values(plan)
     early = [*load_scalars(plan), *start_sums(plan)]
     for d in scalar_inputs(plan):
@@ -145,21 +145,12 @@ def _finish(plan: KernelPlan, sweeps: Sweeps, parts: list[str]) -> dict[str, Val
         for number, name in enumerate(parts)
     ]
     lines = [*early, *sweeps.sweeps[0].scalars, *store_scalars(plan)]
-    lines += [line for condition, loop, scalars in later for line in (condition, *loop, *scalars)]
+    lines += lines_in(later)
     return {
         "early": early,
         "parts": added,
         "scalars": sweeps.sweeps[0].scalars,
-        "sweeps": [{"condition": condition, "loop": loop, "scalars": scalars} for condition, loop, scalars in later],
+        "sweeps": later,
         "stores": store_scalars(plan),
         "used": used_arguments(plan, lines),
     }
-
-
-def _lines(value: Value) -> list[str]:
-    """Every line of text in a template's context."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        return [line for item in value.values() for line in _lines(item)]
-    return [] if isinstance(value, int) else [line for item in value for line in _lines(item)]

@@ -205,16 +205,12 @@ def load_sums(plan: KernelPlan) -> Iterator[str]:
 
 
 def decay_sums(plan: KernelPlan) -> Iterator[str]:
-    """Cumulative log2 decays: G through a token, G_before up to it, G_after from behind it to the chunk's end."""
-    if plan.decay_axis is None:
-        return
+    """Cumulative log2 decays of one number a head: G through a token, G_before up to it, G_after from behind it to the
+    chunk's end, and what they make of pairs."""
     yield from running_decay(plan)
     yield "G_end = tl.sum(log_decay, axis=0)"
-    if plan.decay_axis:
-        yield "G_after = tl.minimum(G_end[None, :] - G, 0.0)"
-    else:
-        yield "G_after = sum_scalars(after(rows), log_decay)"
-        yield from pair_decays(plan)
+    yield "G_after = sum_scalars(after(rows), log_decay)"
+    yield from pair_decays(plan)
 
 
 def running_decay(plan: KernelPlan) -> Iterator[str]:

@@ -21,7 +21,7 @@ def emit_scan(plan: KernelPlan) -> str:
         "scan.py.jinja",
         **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
-        corrected=[f"U_{i}" for i in plan.erasing],
+        corrected=[[f"U_{i}", f"U0_{i}"] for i in plan.erasing],
         written=_corrected(out, [values[p] for p in plan.pure_writes], "U"),
         correct=_corrected(out, [values[e] for e in plan.erasing], "U"),
         output=_assigned(out, equations, "O"),
