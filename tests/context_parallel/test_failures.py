@@ -212,6 +212,29 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def test_the_watch_outlives_a_look_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    """A device that does not answer, as while a graph is captured, is asked again; and so are those that come later."""
+
+    class Silent(Work):
+        def is_completed(self) -> bool:
+            raise RuntimeError("operation not permitted")
+
+    def fails() -> bool:
+        looks.append(1)
+        raise RuntimeError("no answer")
+
+    looks: list[int] = []
+    for first, look in ((Silent(), lambda: bool(looks.append(1))), (Work(), fails)):  # type: ignore[func-returns-value]
+        watch = Watch()
+        looks.clear()
+        watch.add(first, look)  # type: ignore[arg-type]
+        assert eventually(lambda: len(looks) >= 2)
+        with watch._lock:
+            watch._items = []
+        assert eventually(lambda: watch._thread is None)  # noqa: B023
+    assert "no answer" in capfd.readouterr().err
+
+
 def test_the_watch_looks_until_a_collective_ends_or_is_in_trouble() -> None:
     watch, work, looks = Watch(), Work(), []
     watch.add(work, lambda: bool(looks.append(1)))  # type: ignore[arg-type, func-returns-value]

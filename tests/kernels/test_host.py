@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcpgen.runtime.launch import (
+    StatesAround,
     choose_tiles,
     gradient_buffer,
     padded,
@@ -160,3 +161,21 @@ def test_shares_of_parameters_add_up_over_chunks() -> None:
 @pytest.mark.parametrize(("promise", "expected"), [(None, False), (0.0, True), (-5.0, True), (-5.01, False)])
 def test_a_promise_decides_whether_tokens_share_an_anchor(promise: float | None, expected: bool) -> None:
     assert within_block_range(promise) is expected
+
+
+def test_the_reverse_scan_of_several_erases_holds_fewer_chunks_where_keys_are_wide() -> None:
+    stages = {
+        (keys, erases): choose_tiles(
+            keys=keys, values=256, decay="scalar", terms=2, erases=erases, dtype=torch.bfloat16
+        ).reverse.stages
+        for keys in (128, 256)
+        for erases in (1, 2)
+    }
+    assert stages == {(128, 1): 3, (128, 2): 3, (256, 1): 2, (256, 2): 1}
+
+
+def test_states_are_let_go() -> None:
+    states = StatesAround(entering=torch.empty(1), leaving=torch.empty(1))
+    states.release()
+    assert states.entering is None
+    assert states.leaving is None

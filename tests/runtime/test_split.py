@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcpgen.runtime.layout import chunk_layout
+from kcpgen.runtime.layout import CHECKPOINT, chunk_layout
 from kcpgen.runtime.pieces import chunk_counts, cut, multiprocessors
 from kcpgen.runtime.split import SHORTEST, asked_for, equal_segments, forced_segments, segment_counts, training_steps
 
@@ -122,3 +122,21 @@ def test_segments_are_the_sequences(lengths: list[int], count: int, packed: bool
     assert inner == [row for row in leading if row in following]
     assert [leading[i] for i in found.first_leading.tolist()] == [pieces[i] for i in found.first.tolist()]
     assert [following[i] for i in found.last_following.tolist()] == [pieces[i] for i in found.last.tolist()]
+
+
+@given(st.lists(st.integers(0, 700), min_size=1, max_size=6), st.integers(1, 3))
+def test_runs_begin_at_sequences_and_checkpoints_and_cover_every_chunk_once(lengths: list[int], batch: int) -> None:
+    starts = tuple(accumulate(lengths, initial=0))
+    rows = batch if len(lengths) == 1 else 1
+    layout = chunk_layout(rows, starts[-1], starts if len(lengths) > 1 else None, 16, torch.device("cpu"))
+    first_chunks = {before: n for n, (_, _, tokens, before) in enumerate(layout.sequences.tolist()) if tokens}
+    covered: list[int] = []
+    for begin, chunks, state in layout.runs.tolist():
+        assert 1 <= chunks <= CHECKPOINT
+        if begin in first_chunks:
+            assert state == -1 - first_chunks[begin]
+        else:
+            assert (state, begin % CHECKPOINT) == (begin // CHECKPOINT, 0)
+        assert not any(begin < start < begin + chunks for start in first_chunks)
+        covered += range(begin, begin + chunks)
+    assert covered == list(range(layout.chunk_count))

@@ -43,6 +43,10 @@ FORMS = {
         "token q, k, p : [H, K]", VALUES, GATE, BETA,
         "S[t] = exp(g) (I - sigmoid(k^T p) k k^T) S[t-1] + x k v^T", READ,
     ),
+    "sums_of_two_options_and_a_parameter_of_one": (
+        KEYS, VALUES, GATES, BETA, "param c : [HV, K]", "S[t] = Diag(exp(g)) (I - x k k^T) S[t-1] + x k v^T", READ,
+        "option norm: q <- l2norm(q)", "option shifted: x <- sigmoid(x + sum(c .* c))",
+    ),
     "sums_in_sums": (
         "token q, k, p : [H, K]", VALUES, GATE,
         "S[t] = exp(g) S[t-1] + l2norm(k + sigmoid(sum(p)) p) (v sigmoid(sum(v sum(k .* k))))^T", READ,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def placed(inputs: Inputs, place: Place) -> Inputs:
         d_output=other(inputs.d_output),
         d_state=other(inputs.d_state),
     )
+
+
+def test_heads_of_the_outputs_gradient_may_lie_far_apart() -> None:
+    """Where it was transposed to heads first, the third head of a long row begins 2**31 elements behind the first."""
+    op = load_op(GENERATED / "simple_gla")
+    case = Case(label="", backend="triton", tokens=40, heads=3, value_heads=3, key_width=16, value_width=16)
+    inputs = make_inputs(op, case, "cpu")
+    assert inputs.d_output is not None
+    room = torch.empty(2**31 + 40 * 16, dtype=torch.bfloat16)  # of which no more is touched than is written
+    far = room.as_strided((1, 40, 3, 16), (40 * 16, 16, 2**30, 1))
+    far.copy_(inputs.d_output)
+    assert equal(run(op, replace(inputs, d_output=far), case), run(op, inputs, case)) == []
 
 
 def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
