@@ -95,10 +95,16 @@ class KernelPlan:
         return frozenset(name for name in names(expr) if name not in inside).union(*below)
 
     @property
-    def halves(self) -> bool:
-        """Whether a state enters its own correction in two 16-bit parts, which takes registers and shared memory of its
-        own: a second term's operands leave no room for it at K = 256."""
-        return len(self.values) == 1
+    def reads_state_alone(self) -> bool:
+        """Whether some corrected value is nothing but what an erase reads of the state, whose rounding is then all of
+        its own: the state enters the scan's correction in two 16-bit parts."""
+        return any(self.values[e] == 0 for e in self.erasing)
+
+    @property
+    def erases_apart(self) -> bool:
+        """Whether some erase vector writes nothing. Its gradient comes from dR alone, so nothing drowns the rounding of
+        dR: that is kept in two 16-bit parts."""
+        return any(row.base not in self.write for row in self.erase.values())
 
     @property
     def exclusive(self) -> bool:

@@ -35,6 +35,7 @@ from kcpgen.runtime.ops import (
     after,
     decays,
     dot,
+    dot_two,
     from_on,
     load_column,
     load_tile,
@@ -59,7 +60,7 @@ def gradients_kernel(
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, dU_0_ptr, dA_0_ptr, dL_0_0_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, dA_0_ptr, dL_0_0_ptr, sums_ptr,
     d_g_ptr, d_beta_ptr, d_q_ptr, d_k_ptr, d_p_ptr,
     chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
@@ -125,7 +126,8 @@ def gradients_kernel(
             dO = load_tile(do_start, do_token, rows, columns, count, V).to(LOW)
             U_0 = tl.load(U_0_ptr + value_tile)
             dR_0_low = tl.load(dU_0_ptr + value_tile)  # left there by score_gradients
-            da_in_0 += dot(dR_0_low, S_T, PRECISION)
+            dR_0_rest = tl.load(dU_0_rest_ptr + value_tile)
+            da_in_0 += dot_two(dR_0_low, dR_0_rest, S_T, PRECISION)
             dq_in += dot(dO, S_T, PRECISION)
             dw_out_0 += dot(U_0, dS_next_T, PRECISION)
         for start in tl.range(0, VP, BV, num_stages=1):  # apart: tiles that feed dots are laid out for them alone
@@ -281,7 +283,7 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], dA_0, dL_0_0, prepared.sums,
+        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.sums,
         d_g, d_beta, d_q, d_k, d_p,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

@@ -27,6 +27,7 @@ from kcpgen.runtime.ops import (
     after,
     before,
     dot,
+    dot_two,
     in_parts,
     in_place,
     level_span,
@@ -51,7 +52,7 @@ def far_gradients_kernel(
     scale,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, dA_0_ptr, dA_1_ptr, dL_1_0_ptr, dL_1_1_ptr,
+    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, dU_1_rest_ptr, dA_0_ptr, dA_1_ptr, dL_1_0_ptr, dL_1_1_ptr,
     d_read_ptr, d_erase_1_ptr, d_write_0_ptr, d_write_1_ptr, dG_end_ptr,
     chunks_ptr,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
@@ -101,7 +102,8 @@ def far_gradients_kernel(
             U_0 = tl.load(U_0_ptr + value_tile)
             U_1 = tl.load(U_1_ptr + value_tile)
             dR_1_low = tl.load(dU_1_ptr + value_tile)  # left there by score_gradients
-            da_in_1 += dot(dR_1_low, S_T, PRECISION)
+            dR_1_rest = tl.load(dU_1_rest_ptr + value_tile)
+            da_in_1 += dot_two(dR_1_low, dR_1_rest, S_T, PRECISION)
             dq_in += dot(dO, S_T, PRECISION)
             dw_out_0 += dot(U_0, dS_next_T, PRECISION)
             dw_out_1 += dot(U_1, dS_next_T, PRECISION)
@@ -208,7 +210,8 @@ def far_gradients(
         scale,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], dA_0, dA_1, dL_1_0, dL_1_1,
+        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2], dA_0,
+        dA_1, dL_1_0, dL_1_1,
         d_read, d_erase_1, d_write_0, d_write_1, dG_end,
         layout.chunks,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

@@ -12,6 +12,7 @@ One program carries BV columns of the state's gradient through one sequence, fro
 
 dS_next is the gradient of a chunk's leaving state, dS of its entering one, [K, V]. Accumulators are held transposed, as
 in the scan.
+X_rest is what rounding left of X.
 """
 
 import torch
@@ -20,7 +21,7 @@ import triton.language as tl
 
 from kcpgen.runtime.launch import ScanTiles, tile_descriptor
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import dot
+from kcpgen.runtime.ops import dot, dot_two
 
 from .prepare import Prepared
 
@@ -30,7 +31,7 @@ def reverse_kernel(
     q_in, w_out_0, w_out_1, W_1, A_0, A_1,
     decay_out_ptr,
     do_ptr, do_batch_stride, do_token_stride, do_head_stride,
-    state_gradients, dU_0, dU_1,
+    state_gradients, dU_0, dU_1, dU_1_rest,
     final_state_gradient_ptr, initial_state_gradient_ptr, sequences_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -72,14 +73,21 @@ def reverse_kernel(
         source = place + token[:, None] * do_token_stride + values[None, :]
         dO_tile = tl.load(do_ptr + source, mask=inside, other=0.0).to(q_in_tile.dtype)
         dS_next_T_low = dS_next_T.to(q_in_tile.dtype)
-        dU_0_T = dot(tl.trans(dO_tile), A_0_tile, PRECISION) + dot(dS_next_T_low, tl.trans(w_out_0_tile), PRECISION)
+        dS_next_T_rest = (dS_next_T - dS_next_T_low.to(tl.float32)).to(q_in_tile.dtype)
+        dU_0_T = dot(tl.trans(dO_tile), A_0_tile, PRECISION) + dot_two(
+            dS_next_T_low, dS_next_T_rest, tl.trans(w_out_0_tile), PRECISION
+        )
         dU_0_T_low = dU_0_T.to(q_in_tile.dtype)
-        dU_1_T = dot(tl.trans(dO_tile), A_1_tile, PRECISION) + dot(dS_next_T_low, tl.trans(w_out_1_tile), PRECISION)
+        dU_1_T = dot(tl.trans(dO_tile), A_1_tile, PRECISION) + dot_two(
+            dS_next_T_low, dS_next_T_rest, tl.trans(w_out_1_tile), PRECISION
+        )
         dU_1_T_low = dU_1_T.to(q_in_tile.dtype)
         if STORE_GRADIENTS:
             state_gradients.store([at * VP + block, 0], dS_next_T_low)
             dU_0.store([at * C, block], tl.trans(dU_0_T_low))
             dU_1.store([at * C, block], tl.trans(dU_1_T_low))
+            dU_1_T_rest = (dU_1_T - dU_1_T_low.to(tl.float32)).to(q_in_tile.dtype)
+            dU_1_rest.store([at * C, block], tl.trans(dU_1_T_rest))
         dS_next_T = (
             dS_next_T * decay_out[None, :]
             + dot(tl.trans(dO_tile), q_in_tile, PRECISION)
@@ -107,7 +115,7 @@ def reverse(
     if into is None:
         into = (
             prepared.q_in.new_empty(layout.chunk_count, prepared.heads, prepared.value_width, prepared.key_width),
-            tuple(torch.empty_like(prepared.U0_0) for _ in range(2)),
+            tuple(torch.empty_like(prepared.U0_0) for _ in range(3)),
         )
     state_gradients, gradients = into
     _launch(prepared, layout, tiles, do, state_gradients, gradients, final_state_gradient, initial_state_gradient)
@@ -127,7 +135,7 @@ def reverse_summary(
 
     Nothing arrives from behind unless `final_state_gradient` does, which may be the same tensor.
     """
-    nothing = (None,) * 2
+    nothing = (None,) * 3
     _launch(prepared, layout, tiles, do, None, nothing, final_state_gradient, initial_state_gradient)
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kcpgen.runtime.launch import GradientTiles
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import before, dot, load_tile, store_tile, up_to
+from kcpgen.runtime.ops import before, dot, dot_two, load_tile, store_tile, up_to
 
 from .prepare import Prepared
 
@@ -31,7 +31,7 @@ from .prepare import Prepared
 def score_gradients_kernel(
     v_ptr, v_batch, v_token, v_head,
     do_ptr, do_batch, do_token, do_head,
-    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, T_1_1_ptr, T_1_1_rest_ptr, L_1_0_ptr,
+    U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, dU_1_rest_ptr, T_1_1_ptr, T_1_1_rest_ptr, L_1_0_ptr,
     dA_0_ptr, dA_1_ptr, dL_1_0_ptr, dL_1_1_ptr,
     d_v_ptr,
     chunks_ptr, row_tokens,
@@ -66,11 +66,18 @@ def score_gradients_kernel(
         U_1 = tl.load(U_1_ptr + value_tile)
         dU_0 = tl.load(dU_0_ptr + value_tile)
         dU_1 = tl.load(dU_1_ptr + value_tile)
-        dR_1 = dot(tl.trans(T_1_1), dU_1, PRECISION) + dot(tl.trans(T_1_1_rest), dU_1, PRECISION)
+        dU_1_rest = tl.load(dU_1_rest_ptr + value_tile)
+        dR_1 = (
+            dot(tl.trans(T_1_1), dU_1, PRECISION)
+            + dot(tl.trans(T_1_1_rest), dU_1, PRECISION)
+            + dot(tl.trans(T_1_1), dU_1_rest, PRECISION)
+        )
         dR_1_low = dR_1.to(LOW)
         tl.store(dU_1_ptr + value_tile, dR_1_low)  # in the place of dU_1, for the key axis
-        dL_1_0 += dot(dR_1_low, tl.trans(U_0), PRECISION)
-        dL_1_1 += dot(dR_1_low, tl.trans(U_1), PRECISION)
+        dR_1_rest = (dR_1 - dR_1_low.to(tl.float32)).to(LOW)
+        tl.store(dU_1_rest_ptr + value_tile, dR_1_rest)
+        dL_1_0 += dot_two(dR_1_low, dR_1_rest, tl.trans(U_0), PRECISION)
+        dL_1_1 += dot_two(dR_1_low, dR_1_rest, tl.trans(U_1), PRECISION)
         dA_0 += dot(dO, tl.trans(U_0), PRECISION)
         dA_1 += dot(dO, tl.trans(U_1), PRECISION)
         dV_0 = dU_0.to(tl.float32) + dot(tl.trans(L_1_0), dR_1_low, PRECISION)
@@ -116,8 +123,8 @@ def score_gradients(
     score_gradients_kernel[(layout.chunk_count * HV,)](
         v, *v.stride()[:3],
         do, *do.stride()[:3],
-        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], prepared.T_1_1,
-        prepared.T_1_1_rest, prepared.L_1_0,
+        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2],
+        prepared.T_1_1, prepared.T_1_1_rest, prepared.L_1_0,
         dA_0, dA_1, dL_1_0, dL_1_1,
         d_v,
         layout.chunks, v.shape[1],

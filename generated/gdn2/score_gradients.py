@@ -20,7 +20,7 @@ import triton.language as tl
 
 from kcpgen.runtime.launch import GradientTiles
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import before, dot, load_tile, store_tile, up_to
+from kcpgen.runtime.ops import before, dot, dot_two, load_tile, store_tile, up_to
 
 from .prepare import Prepared
 
@@ -71,7 +71,9 @@ def score_gradients_kernel(
         )
         dR_0_low = dR_0.to(LOW)
         tl.store(dU_0_ptr + value_tile, dR_0_low)  # in the place of dU_0, for the key axis
-        dL_0_0 += dot(dR_0_low, tl.trans(U_0), PRECISION)
+        dR_0_rest = (dR_0 - dR_0_low.to(tl.float32)).to(LOW)
+        tl.store(dU_0_rest_ptr + value_tile, dR_0_rest)
+        dL_0_0 += dot_two(dR_0_low, dR_0_rest, tl.trans(U_0), PRECISION)
         dA_0 += dot(dO, tl.trans(U_0), PRECISION)
         dV_0 = dR_0
         v = load_tile(v_start, v_token, rows, columns, count, V)

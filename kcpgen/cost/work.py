@@ -119,7 +119,7 @@ class Counting:
         }
         reads = {**inputs, **self._output("do"), **self._corrected, **self._corrected_gradients}
         solve = {name: size for name, size in self._scratch_of(equations).items() if name not in reads}
-        writes = {**self._values("dR", self.plan.erasing), **self._score_bytes}
+        writes = {**self._solved_gradients, **self._score_bytes}
         writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
         return self._parallel("score_gradients", {**reads, **solve, **self._sums}, writes, self._flops(equations))
 
@@ -128,7 +128,7 @@ class Counting:
         equations = [e for e in self.plan.form.gradients if e.target.name in ("da_in", "dq_in", "dw_out", "ddecay_out")]
         states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
-        reads |= self._values("dR", self.plan.erasing)
+        reads |= self._solved_gradients
         far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis else 1
         pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
         name, writes = ("far_gradients", self._far) if self.plan.decay_axis else ("gradients", self._key_gradients)
@@ -146,8 +146,14 @@ class Counting:
 
     @property
     def _corrected_gradients(self) -> dict[str, float]:
-        rests = {f"dU_{e}_rest": float(self.VP * LOW) for e in self.plan.erasing if self.plan.halves}
+        rests = {f"dU_{e}_rest": float(self.VP * LOW) for e in self.plan.erasing}
         return {**self._values("dU", self.plan.terms), **rests}
+
+    @property
+    def _solved_gradients(self) -> dict[str, float]:
+        """Of what the chunk's erases were solved for, in two parts where an erase's own gradient hangs on it."""
+        rests = {f"dR_{e}_rest": float(self.VP * LOW) for e in self.plan.erasing if self.plan.erases_apart}
+        return {**self._values("dR", self.plan.erasing), **rests}
 
     @property
     def _score_bytes(self) -> dict[str, float]:

@@ -108,7 +108,6 @@ def _emit_autograd(plan: KernelPlan) -> str:
         value_index=spec.inputs.index(value_input(spec)),
         decay_kind=kind,
         term_count=len(plan.terms),
-        erases=f", erases={len(plan.erasing)}" if len(plan.erasing) > 1 else "",
         whole_value_axis=", whole_value_axis=True" if plan.whole_value_axis else "",
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",

@@ -29,16 +29,19 @@ def strings(value: Value) -> list[str]:
 
 def chunk_operands(plan: KernelPlan) -> list[str]:
     """Scratch that the walk over states reads, beside sums."""
-    corrected = [name for name in per_token_operands(plan) if not name.endswith("_rest")]
+    corrected = per_token_operands(plan)
+    if not plan.erases_apart:
+        corrected = [name for name in corrected if not name.endswith("_rest")]
     return [*corrected, *score_gradients(plan)]
 
 
 def chunk_tensors(plan: KernelPlan) -> list[str]:
     """What the launcher passes for `chunk_operands`."""
+    scores = score_gradients(plan)
     return [
         *(f"prepared.U0_{j}" for j in plan.terms),
-        *(f"corrected_gradients[{j}]" for j in plan.terms),
-        *score_gradients(plan),
+        *(f"corrected_gradients[{i}]" for i in range(len(chunk_operands(plan)) - len(plan.terms) - len(scores))),
+        *scores,
     ]
 
 
@@ -121,6 +124,8 @@ def key_pass(plan: KernelPlan) -> list[str]:
         *(f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms),
         *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)  # left there by score_gradients" for e in plan.erasing),
     ]
+    if plan.erases_apart:
+        lines += [f"dR_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing]
     for e in plan.form.gradients:
         if e.target.name in EQUATIONS[:3]:
             lines.append(f"{variable(e.target)} += {out.right_side(e.terms)}")

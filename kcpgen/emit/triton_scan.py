@@ -17,13 +17,14 @@ def emit_scan(plan: KernelPlan) -> str:
     equations = [e for e in plan.form.solved if e.target.name in ("U", "O", "S_next")]
     values = {e.target.index[0]: e for e in equations if e.target.name == "U"}
     out = _printer(plan, {"S", "U"}, {"S_next": "S"})
+    whole = _in_halves(out, "S") if plan.reads_state_alone else out
     return render(
         "scan.py.jinja",
         **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
         equations=[math(e) for e in equations],
         corrected=[[f"U_{i}", f"U0_{i}"] for i in plan.erasing],
         written=_corrected(out, [values[p] for p in plan.pure_writes], "U"),
-        correct=_corrected(out, [values[e] for e in plan.erasing], "U"),
+        correct=_corrected(whole, [values[e] for e in plan.erasing], "U"),
         output=_assigned(out, equations, "O"),
         advance=_assigned(out, equations, "S_next"),
     )
@@ -50,8 +51,8 @@ def emit_reverse(plan: KernelPlan) -> str:
         **operands,
         equations=[math(e) for e in equations],
         gradients=[f"dU_{j}" for j in plan.terms],
-        solved=[f"dU_{e}" for e in plan.erasing if plan.halves],
-        correct=_corrected(_in_halves(plan, out, "dS_next"), equations, "dU"),
+        solved=[f"dU_{e}" for e in plan.erasing],
+        correct=_corrected(_in_halves(out, "dS_next"), equations, "dU"),
         advance=_assigned(out, equations, "dS"),
     )
 
@@ -82,8 +83,8 @@ def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, Value]:
     }
 
 
-def _in_halves(plan: KernelPlan, out: BlockPrinter, state: str) -> BlockPrinter:
-    return replace(out, kept_whole=frozenset({state})) if plan.halves else out
+def _in_halves(out: BlockPrinter, state: str) -> BlockPrinter:
+    return replace(out, kept_whole=frozenset({state}))
 
 
 def _corrected(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:

@@ -67,7 +67,7 @@ def lines_of(statements: Iterable[str]) -> list[str]:
 
 def per_token_operands(plan: KernelPlan) -> list[str]:
     """What the serial kernels left: corrected values and their gradients, those of a solve in two parts."""
-    rests = [f"dU_{e}_rest" for e in plan.erasing if plan.halves]
+    rests = [f"dU_{e}_rest" for e in plan.erasing]
     return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
 
 
@@ -139,7 +139,8 @@ def block_printer(plan: KernelPlan) -> BlockPrinter:
         accumulators=frozenset({"dR"}),
         rename={},
         turned=frozenset({"S", "dS_next"}),
-        in_two=frozenset({"T", "dU"} if plan.halves else {"T"}),
+        in_two=frozenset({"T", "dU"}),
+        kept_whole=frozenset({"dR"} if plan.erases_apart else ()),
     )
 
 
@@ -157,14 +158,15 @@ def _value_pass(plan: KernelPlan) -> Iterator[str]:
 def _solve(plan: KernelPlan, out: BlockPrinter) -> Iterator[str]:
     """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
     yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
-    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing if plan.halves)
-    for e in plan.form.gradients:
-        if e.target.name == "dR":
-            yield from out.corrected(e, "LOW")
-    yield from (
-        f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)  # in the place of dU_{e}, for the key axis"
-        for e in plan.erasing
-    )
+    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing)
+    for equation in plan.form.gradients:
+        if equation.target.name == "dR":
+            yield from out.corrected(equation, "LOW")
+    for e in plan.erasing:
+        yield f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)  # in the place of dU_{e}, for the key axis"
+        if plan.erases_apart:
+            yield f"dR_{e}_rest = (dR_{e} - dR_{e}_low.to(tl.float32)).to(LOW)"
+            yield f"tl.store(dU_{e}_rest_ptr + value_tile, dR_{e}_rest)"
 
 
 def _value_inputs(plan: KernelPlan) -> Iterator[str]:

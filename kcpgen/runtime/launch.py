@@ -79,11 +79,10 @@ def choose_tiles(
     decay: str,
     terms: int,
     dtype: torch.dtype,
-    erases: int = 1,
     whole_value_axis: bool = False,
 ) -> Tiles:
     """A configuration that fits registers and shared memory of an sm_90 multiprocessor; measured choices are in
-    docs/performance.md. `decay` is "none", "scalar" or "vector"; `erases` of the terms are erasing ones."""
+    docs/performance.md. `decay` is "none", "scalar" or "vector"."""
     key_width, value_width = padded(keys), max(64, padded(values))
     wide, fp32 = key_width > 128, scratch_dtype(dtype) is torch.float32
     # A decay of one number per pair costs no levels: twice the chunk halves the serial steps and the states.
@@ -107,8 +106,8 @@ def choose_tiles(
         ),
         scan=scan,
         states=scan,
-        # beside its operands it holds the gradients that it leaves, for every erase
-        reverse=replace(scan, stages=1) if wide and erases > 1 else scan,
+        # beside its operands it holds the gradients that it leaves, those of an erase in two parts
+        reverse=replace(scan, stages=1) if wide and terms > 1 else scan,
         gradients=GradientTiles(
             key_block=key_block,
             value_block=value_width if whole else parallel,

@@ -163,13 +163,13 @@ def test_a_promise_decides_whether_tokens_share_an_anchor(promise: float | None,
     assert within_block_range(promise) is expected
 
 
-def test_the_reverse_scan_of_several_erases_holds_fewer_chunks_where_keys_are_wide() -> None:
+def test_the_reverse_scan_of_several_terms_holds_fewer_chunks_where_keys_are_wide() -> None:
     stages = {
-        (keys, erases): choose_tiles(
-            keys=keys, values=256, decay="scalar", terms=2, erases=erases, dtype=torch.bfloat16
+        (keys, terms): choose_tiles(
+            keys=keys, values=256, decay="vector", terms=terms, dtype=torch.bfloat16
         ).reverse.stages
         for keys in (128, 256)
-        for erases in (1, 2)
+        for terms in (1, 2)
     }
     assert stages == {(128, 1): 3, (128, 2): 3, (256, 1): 2, (256, 2): 1}
 
