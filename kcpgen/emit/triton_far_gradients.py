@@ -54,8 +54,8 @@ def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         launch_operands=in_rows([*chunk_tensors(plan), *(f"prepared.{name}" for name in sums)]),
         score_arguments=[f"{name}: torch.Tensor" for name in scores],
         results=results,
-        result_pointers=in_rows(f"{name}_ptr" for name in [*results, "dG_end"]),
-        result_tensors=in_rows([*results, "dG_end"]),
+        result_pointers=in_rows(f"{name}_ptr" for name in [*results, "dG_border", "dG_end"]),
+        result_tensors=in_rows([*results, "dG_border", "dG_end"]),
     )
 
 

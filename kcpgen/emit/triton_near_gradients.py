@@ -36,7 +36,7 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     finish = _finish(plan, sweeps, parts)
     whole = [*row_operands, *key_gradients, *block_parts]
     sums = ["sums"] if plan.sums else []
-    far = [f"d_{name}" for name in (*rows, *columns)]
+    far = [*(f"d_{name}" for name in (*rows, *columns)), "dG_border"]
     on_keys: list[TokenInput | Param] = [*key_inputs(plan), *key_params(plan)]
     finished = [*scalar_inputs(plan), *(d for d in on_keys if any(d.name in s.touched for s in sweeps.sweeps[1:]))]
     finish_sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(lines_in(finish))]

@@ -117,15 +117,16 @@ def sum_scalars(chosen, x):
 
 
 @triton.jit
-def in_parts(x, LOW: tl.constexpr):
+def in_parts(x, LOW: tl.constexpr, COUNT: tl.constexpr = 3):
     """fp32 x as a tuple of tiles whose sum it is: three of 16 bits, which hold all 24 of it, where dots have 16."""
     if LOW == tl.float32:  # noqa: SIM300
         parts = (x,)
     else:
-        high = x.to(tl.bfloat16)
-        rest = x - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        parts = (high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16))  # type: ignore[assignment]
+        parts = ()  # type: ignore[assignment]
+        for _ in tl.static_range(COUNT):
+            part = x.to(tl.bfloat16)
+            parts = parts + (part,)  # type: ignore[assignment]  # noqa: RUF005
+            x -= part.to(tl.float32)
     return parts
 
 
@@ -149,6 +150,13 @@ def level_span(rows, level):
     s = rows[None, :]
     edge = ((t >> (level + 1)) << (level + 1)) + (1 << level) - 1
     return ((s > edge) & (s <= t)) | ((s > t) & (s <= edge))
+
+
+@triton.jit
+def around_border(borders, rows, level, FIRST_LEVEL: tl.constexpr):
+    """chosen[b, s]: the first token of block b, of 2**FIRST_LEVEL, is where the halves of s's block at `level` meet."""
+    edge = ((rows >> (level + 1)) << (level + 1)) + (1 << level)
+    return (borders << FIRST_LEVEL)[:, None] == edge[None, :]
 
 
 @triton.jit
