@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections import defaultdict
@@ -48,21 +47,6 @@ class Clock:
         found = {name: sum(self.between(*span) for span in spans) for name, spans in self._spans.items()}
         self._spans.clear()
         return found
-
-
-def median_ms(call: Callable[[], Any], clock: Clock, repeats: int, before: Callable[[], Any]) -> float:
-    """Of calls timed one by one, after two that are not, one where few are; `before` each of them, e.g. a barrier."""
-    spans = []
-    untimed = 2 if repeats > 3 else 1
-    for repeat in range(repeats + untimed):
-        before()
-        start = clock.now()
-        call()
-        if repeat >= untimed:
-            spans.append((start, clock.now()))
-    if clock.device == "cuda":
-        torch.cuda.synchronize()
-    return statistics.median(clock.between(*span) for span in spans)
 
 
 # The clock that parts go to: that of the thread, a simulated rank, or else this one (autograd has its own threads).

@@ -17,7 +17,8 @@ import cp_peers
 import cp_warm
 import torch
 import torch.distributed as dist
-from cp_parts import Clock, default_clock, median_ms, own_parts, set_thread_clock
+from cp_loop import steady_ms
+from cp_parts import Clock, default_clock, own_parts, set_thread_clock
 from cp_workers import Budget
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
@@ -247,11 +248,10 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
 
 
 def _measured(
-    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], barrier: Call
+    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call
 ) -> Figure:
-    """Medians in ms, and peak memory."""
+    """ms of each call in a steady loop, see `steady_ms`, and peak memory."""
     on_cuda = chosen.device == "cuda"
-    clock = Clock(chosen.device)
     try:
         calls = make_calls()
         calls["forward"]()
@@ -259,7 +259,7 @@ def _measured(
             torch.cuda.reset_peak_memory_stats()
         repeats = repeats_of(chosen, it)
         found: Figure = {
-            "ms": {kind: round(median_ms(call, clock, repeats, barrier), 4) for kind, call in calls.items()}
+            "ms": {kind: round(steady_ms(call, chosen.device, repeats, together), 4) for kind, call in calls.items()}
         }
     except ContextParallelError:
         raise
@@ -271,7 +271,10 @@ def _measured(
 def _parts_and_bytes(
     chosen: argparse.Namespace, it: Subject, calls: dict[str, Call]
 ) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Mean ms of each part of a call, from calls of their own, and the bytes that one sends."""
+    """Mean ms of each part of a call, and the bytes that one sends; from calls of their own, in a loop as those timed.
+
+    A part is a stretch of the stream: where the host is behind the device, what it launches late is in it.
+    """
     clock, sent, repeats = Clock(chosen.device), _Sent(), repeats_of(chosen, it)
     parts: dict[str, dict[str, float]] = {}
     bytes_: dict[str, int] = {}
@@ -279,8 +282,8 @@ def _parts_and_bytes(
     with own_parts(chosen.device) if own else cp_peers.parts(), default_clock(clock), sent.counted(it.who):
         for kind, call in calls.items():
             sent.total = 0
+            dist.barrier()
             for _ in range(repeats):
-                dist.barrier()
                 call()
             parts[kind] = {part: round(ms / repeats, 4) for part, ms in clock.totals().items()}
             bytes_[kind] = sent.total // repeats

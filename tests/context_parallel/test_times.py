@@ -16,6 +16,7 @@ from cp_rows import ROOT
 sys.path.append(str(ROOT))
 sys.path.append(str(ROOT / "benchmarks"))
 
+import cp_loop
 import cp_time
 from cp_workers import Budget
 
@@ -75,3 +76,10 @@ def test_large_sizes_are_repeated_less(tokens: int, heads: int, repeats: int) ->
     it: Any = SimpleNamespace(size=tokens * heads)
     chosen: Any = SimpleNamespace(repeats=10)
     assert cp_time.repeats_of(chosen, it) == repeats
+
+
+def test_nothing_waits_between_the_calls_of_a_loop() -> None:
+    seen: list[str] = []
+    ms = cp_loop.steady_ms(lambda: seen.append("call"), "cpu", 3, lambda: seen.append("together"))
+    assert seen == ["together", "call", "call", "call"] * (1 + cp_loop.LOOPS)
+    assert ms >= 0.0
