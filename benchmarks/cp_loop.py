@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,15 @@ import torch
 LOOPS = 3
 
 
-def steady_ms(call: Callable[[], Any], device: str, repeats: int, together: Callable[[], Any]) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Of one call: all of it, and until the host had launched it. About the same: the host is the slower of the two."""
+
+    ms: float
+    host_ms: float
+
+
+def steady(call: Callable[[], Any], device: str, repeats: int, together: Callable[[], Any]) -> Steady:
     """Wall time of one of `repeats` calls that follow each other as in a training loop; median of a few such loops.
 
     Timed is from before the first call of a loop until the device has done the last. In between nothing waits: the host
@@ -23,17 +32,19 @@ def steady_ms(call: Callable[[], Any], device: str, repeats: int, together: Call
     `together` stands before each loop: a barrier where there are ranks, so that they begin at once. One loop goes
     untimed before all others: allocators, that of pinned memory too, first grow to what a host that runs ahead takes.
     """
-    samples = []
+    whole, host = [], []
     for loop in range(LOOPS + 1):
         _wait_for(device)
         together()
         start = time.perf_counter()
         for _ in range(repeats):
             call()
+        launched = time.perf_counter()
         _wait_for(device)
         if loop:
-            samples.append(1e3 * (time.perf_counter() - start) / repeats)
-    return statistics.median(samples)
+            whole.append(1e3 * (time.perf_counter() - start) / repeats)
+            host.append(1e3 * (launched - start) / repeats)
+    return Steady(ms=statistics.median(whole), host_ms=statistics.median(host))
 
 
 def _wait_for(device: str) -> None:

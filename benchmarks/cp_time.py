@@ -17,7 +17,7 @@ import cp_peers
 import cp_warm
 import torch
 import torch.distributed as dist
-from cp_loop import steady_ms
+from cp_loop import steady
 from cp_parts import Clock, default_clock, own_parts, set_thread_clock
 from cp_workers import Budget
 from torch import Tensor
@@ -240,7 +240,7 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
     all_parts: list[Any] = [None] * ranks
     dist.all_gather_object(all_parts, parts)
     return {
-        "ms": {kind: max(share["ms"][kind] for share in shares) for kind in calls},
+        **{of: {kind: max(share[of][kind] for share in shares) for kind in calls} for of in ("ms", "host_ms")},
         "peak_bytes": max(share["peak_bytes"] for share in shares),
         "sent_bytes": sent,
         "parts_ms_by_rank": all_parts,
@@ -250,7 +250,7 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
 def _measured(
     chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call
 ) -> Figure:
-    """ms of each call in a steady loop, see `steady_ms`, and peak memory."""
+    """ms of each call in a steady loop, the host's part of it (see `steady`), and peak memory."""
     on_cuda = chosen.device == "cuda"
     try:
         calls = make_calls()
@@ -258,13 +258,15 @@ def _measured(
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
         repeats = repeats_of(chosen, it)
-        found: Figure = {
-            "ms": {kind: round(steady_ms(call, chosen.device, repeats, together), 4) for kind, call in calls.items()}
-        }
+        times = {kind: steady(call, chosen.device, repeats, together) for kind, call in calls.items()}
     except ContextParallelError:
         raise
     except Exception as error:  # a peer may refuse a device or a version in any way
         return {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    found = {
+        "ms": {kind: round(each.ms, 4) for kind, each in times.items()},
+        "host_ms": {kind: round(each.host_ms, 4) for kind, each in times.items()},
+    }
     return {**found, "peak_bytes": torch.cuda.max_memory_allocated() if on_cuda else 0}
 
 
