@@ -168,13 +168,14 @@ class Forward(_Op):
         super().__init__(run, prepared, {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
+        self._entering: dict[range, Tensor] = {}  # states that enter segments, known before they are run
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         cut = self._run.pieces(self.prepared, sequences)
         if cut is None:
             self.scan(self._run.window(sequences), self.o, initial, final)
         else:
-            split_passes.forward(self, cut, initial, final)
+            split_passes.forward(self, cut, initial, final, self._entering.pop(sequences, None))
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
@@ -185,7 +186,9 @@ class Forward(_Op):
         if cut is None:
             self.scan(self._run.window(alone), None, initial, final)
         else:
-            split_passes.summarise(self, cut, initial, final)
+            entering = split_passes.summarise(self, cut, initial, final)
+            if not self._interior:  # it begins here, and will be run from the same state
+                self._entering[alone] = entering
         if transition is not None:
             join(self.o.device)
 
@@ -200,6 +203,10 @@ class Forward(_Op):
             final_state=final,
             checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
         )
+
+    @property
+    def _interior(self) -> bool:
+        return self._run.cp is not None and self._run.cp.shard.interior
 
     def make_transitions(self, cut: Pieces) -> None:
         counts = {n: count for n, count in cut.inner_counts.items() if count}

@@ -52,9 +52,12 @@ class Backward(Op, Protocol):
         """Everything that goes from token to token; gradients of initial states unless None."""
 
 
-def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None) -> None:
-    """Fill the op's output and `final` [N, HV, K, V]."""
-    entering = _entering(op, cut, initial)
+def forward(
+    op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None, entering: Tensor | None = None
+) -> None:
+    """Fill the op's output and `final` [N, HV, K, V]. entering: what `summarise` returned for the same sequences."""
+    if entering is None:
+        entering = _entering(op, cut, initial)
     at_once = _of_whole(initial, cut)
     of_whole, of_pieces = (
         None if final is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -68,9 +71,14 @@ def forward(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | No
         _put(final, cut, of_whole, of_pieces, cut.last)
 
 
-def summarise(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor) -> None:
-    """Fill `final` alone, of sequences all of which are cut: their last segments are gone through once more."""
-    op.scan(cut.ends, None, _entering(op, cut, initial)[cut.last], final)
+def summarise(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor) -> Tensor:
+    """Fill `final` alone, of sequences all of which are cut: their last segments are gone through once more.
+
+    Returns the states that enter all of their segments.
+    """
+    entering = _entering(op, cut, initial)
+    op.scan(cut.ends, None, entering[cut.last], final)
+    return entering
 
 
 def backward(op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor | None) -> None:
@@ -135,7 +143,7 @@ def _summaries(
     if given is None:
         return summaries, None
     summaries.zero_()
-    summaries[rows] = given[sequences]
+    summaries.index_copy_(0, rows, given[sequences])
     return summaries, summaries
 
 
@@ -148,5 +156,5 @@ def _put(out: Tensor, cut: Pieces, of_whole: Tensor | None, of_pieces: Tensor | 
     assert of_whole is not None
     assert of_pieces is not None
     if len(of_whole):
-        out[cut.whole_sequences] = of_whole
-    out[cut.sequences] = of_pieces[ends]
+        out.index_copy_(0, cut.whole_sequences, of_whole)
+    out.index_copy_(0, cut.sequences, of_pieces[ends])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from kcpgen.runtime.context_parallel.errors import RankFailedError, RankMismatchError
 from kcpgen.runtime.context_parallel.merge import merge_in_torch
-from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, header
+from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, fingerprint, header
 
 K, V, HV = 5, 3, 2
 SHAPES = {"dense": (K, K), "diagonal": (K,), "scalar": ()}
@@ -73,9 +75,10 @@ def test_what_is_sent(kind: str, numbers: int) -> None:
     assert numbers == 0 or form.transition(payload).flatten()[-1] == form.numbers - 1
 
 
-def made(**changes: object) -> list[float]:
+def made(offsets: Sequence[int] = (0, 2**40), bounds: Sequence[int] = (0, 1, 2**40), **changes: object) -> list[float]:
     usual = {"call": 3, "attempt": 2, "backward": False, "differentiable": True, "failed": False}
-    return header(**{**usual, "offsets": (0, 2**40), "bounds": (0, 1, 2**40), **changes})  # type: ignore[arg-type]
+    fingerprints = (fingerprint(offsets), fingerprint(bounds))
+    return header(fingerprints=fingerprints, **{**usual, **changes})  # type: ignore[arg-type]
 
 
 def test_headers_are_exact_in_float32() -> None:
@@ -94,7 +97,7 @@ def test_headers_are_exact_in_float32() -> None:
         ({"bounds": (0, 2, 2**40)}, "rank 1 came with another `shards`"),
     ],
 )
-def test_a_header_names_rank_and_field(change: dict[str, object], text: str) -> None:
+def test_a_header_names_rank_and_field(change: dict[str, Any], text: str) -> None:
     headers = torch.tensor([made(), made(**change), made()], dtype=torch.float32)
     for rank in range(3):
         with pytest.raises(RankMismatchError, match=re.escape(text)):

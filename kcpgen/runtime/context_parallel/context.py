@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kcpgen.runtime.context_parallel.merge import Method
-from kcpgen.runtime.context_parallel.payload import shown
+from kcpgen.runtime.context_parallel.payload import fingerprint, shown
 from kcpgen.runtime.context_parallel.shard import Shard, check_offsets, even_bounds, make_shard
 from kcpgen.runtime.context_parallel.transport import GroupTransport, Transport
 
@@ -74,10 +74,15 @@ class CPContext:
         """How many ranks after hold tokens of this rank's last sequence."""
         return self.shard.post_num_ranks
 
-    @property
-    def about(self) -> dict[str, str | int]:
+    @cached_property
+    def about(self) -> Mapping[str, str | int]:
         """What has to be the same on every rank, in a form to be compared and shown."""
         return {"cu_seqlens": shown(self.offsets), "shards": shown(self.bounds)}
+
+    @cached_property
+    def fingerprints(self) -> tuple[int, int]:
+        """The same as numbers, for headers."""
+        return fingerprint(self.offsets), fingerprint(self.bounds)
 
     def meet(self) -> None:
         """The first time, compare with the other ranks. Raises RankMismatchError; see `Transport.meet`."""

@@ -74,8 +74,7 @@ class Exchange:
             attempt=cp.transport.attempt,
             backward=self._backward,
             differentiable=self._differentiable,
-            offsets=cp.offsets,
-            bounds=cp.bounds,
+            fingerprints=cp.fingerprints,
             failed=failed,
         )
         write(numbers, self.payload[:HEADER])

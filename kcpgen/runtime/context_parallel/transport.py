@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -106,6 +107,11 @@ class GroupTransport:
         self._board = Board(PrefixStore("kcpgen", _store_of(group)), self.rank)
         self._watch = Watch()
 
+    @cached_property
+    def _on_devices(self) -> bool:
+        """Whether the group itself gathers what lies on a CUDA device."""
+        return _has_backend(self.group, "cuda")
+
     @property
     def _place(self) -> Place:
         return Place(context=self._context, attempt=self.attempt, exchange=self.call)
@@ -161,7 +167,7 @@ class GroupTransport:
 
     def all_gather(self, payload: Tensor, timeout: float) -> Pending:
         self._joined = self.call
-        if payload.is_cuda and _has_backend(self.group, "cuda"):
+        if payload.is_cuda and self._on_devices:
             return _OnStream(self, payload, timeout)
         return _OnHost(self, payload, timeout)
 
