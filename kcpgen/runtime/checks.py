@@ -62,10 +62,12 @@ def sizes(op: str, inputs: Mapping[str, Tensor], axes: Mapping[str, str]) -> Siz
                 refusal(op, name, f"of shape {list(x.shape)}", f"{len(letters)} dimensions {_listed(letters)}")
             )
         for letter, size in zip(letters, x.shape, strict=True):
-            if found.setdefault(letter, size) != size:
+            if letter not in found:
+                found[letter] = size
+                owner[letter] = name
+            elif found[letter] != size:
                 allowed = f"{_listed(letters)} with {letter} = {found[letter]}, as `{owner[letter]}` has it"
                 raise ValueError(refusal(op, name, f"of shape {list(x.shape)}", allowed))
-            owner.setdefault(letter, name)
     _check_heads(op, found, owner)
     _check_state_axes(op, found, owner)
     return found
