@@ -83,3 +83,21 @@ def test_nothing_waits_between_the_calls_of_a_loop() -> None:
     found = cp_loop.steady(lambda: seen.append("call"), "cpu", 3, lambda: seen.append("together"))
     assert seen == ["together", "call", "call", "call"] * (1 + cp_loop.LOOPS)
     assert 0.0 <= found.host_ms <= found.ms
+
+
+def test_what_calls_keep_the_host_for_is_told_without_a_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/host.py", "--ops", "gla", "--calls", "1", "--device", "cpu"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [" ".join(row[:-4]) for row in rows] == [
+        "gla, one device",
+        *(f"gla, rank {rank} of {size}" for rank, size in ((0, 2), (1, 2), (1, 3))),
+    ]
+    assert all(row[-4:-2] == ["-", "-"] and float(row[-2]) > 0 for row in rows)
