@@ -36,7 +36,6 @@ from kcpgen.runtime.ops import (
     decays,
     dot,
     dot_two,
-    from_on,
     load_column,
     load_tile,
     log2_decay,
@@ -60,7 +59,7 @@ def gradients_kernel(
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, dA_0_ptr, dL_0_0_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, dA_0_ptr, dL_0_0_ptr, to_end_ptr, sums_ptr,
     d_g_ptr, d_beta_ptr, d_q_ptr, d_k_ptr, d_p_ptr,
     chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
@@ -96,7 +95,7 @@ def gradients_kernel(
     G = tl.cumsum(log_decay, axis=0)
     G_before = G - log_decay
     G_end = tl.sum(log_decay, axis=0)
-    G_after = sum_scalars(after(rows), log_decay)
+    to_end = tl.load(to_end_ptr + at * C + rows)
     dA_0_low = tl.load(dA_0_ptr + score_tile)
     dL_0_0_low = tl.load(dL_0_0_ptr + score_tile)
     dA_0_T_low = tl.trans(dA_0_low)
@@ -154,7 +153,7 @@ def gradients_kernel(
         # What enters or leaves the chunk.
         d_read = dq_in * tl.exp2(G)[:, None]
         d_erase_0 = da_in_0 * tl.exp2(G_before)[:, None]
-        d_write_0 = dw_out_0 * tl.exp2(G_after)[:, None]
+        d_write_0 = dw_out_0 * to_end[:, None]
         dG += tl.sum(read * d_read, axis=1)
         dG_before += tl.sum(erase_0 * d_erase_0, axis=1)
         dG_end += tl.exp2(G_end) * tl.sum(d_decay_out, axis=0)
@@ -196,7 +195,7 @@ def gradients_kernel(
         store_tile(d_p_ptr + token_head * K, HV * K, rows, keys, count, K, d_p)
 
     # What has one number per token or head.
-    d_log_decay = sum_scalars(from_on(rows), dG) + sum_scalars(after(rows), dG_before) + dG_end
+    d_log_decay = tl.cumsum(dG, axis=0, reverse=True) + sum_scalars(after(rows), dG_before) + dG_end
     d_log_decay = tl.where(live & decays(log_decay), d_log_decay, 0.0)
     d_g += d_log_decay
 
@@ -283,7 +282,7 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.sums,
+        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.to_end, prepared.sums,
         d_g, d_beta, d_q, d_k, d_p,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

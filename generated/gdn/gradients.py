@@ -34,11 +34,9 @@ from kcpgen.runtime.launch import (
 )
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.ops import (
-    after,
     decays,
     dot,
     exp,
-    from_on,
     load_column,
     load_tile,
     log2_decay,
@@ -46,7 +44,6 @@ from kcpgen.runtime.ops import (
     softplus,
     store_column,
     store_tile,
-    sum_scalars,
 )
 
 from .prepare import Prepared
@@ -67,7 +64,7 @@ def gradients_kernel(
     USE_BETA_SIGMOID_IN_KERNEL: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
     states_ptr, state_gradients_ptr,
-    U_0_ptr, dU_0_ptr, dA_0_ptr, dL_0_0_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dA_0_ptr, dL_0_0_ptr, to_end_ptr, sums_ptr,
     d_g_ptr, d_beta_ptr, d_A_log_ptr, d_dt_bias_ptr, d_q_ptr, d_k_ptr,
     chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
@@ -111,7 +108,7 @@ def gradients_kernel(
     log_decay = log2_decay(g)
     G = tl.cumsum(log_decay, axis=0)
     G_end = tl.sum(log_decay, axis=0)
-    G_after = sum_scalars(after(rows), log_decay)
+    to_end = tl.load(to_end_ptr + at * C + rows)
     dA_0_low = tl.load(dA_0_ptr + score_tile)
     dL_0_0_low = tl.load(dL_0_0_ptr + score_tile)
     dA_0_T_low = tl.trans(dA_0_low)
@@ -165,7 +162,7 @@ def gradients_kernel(
         # What enters or leaves the chunk.
         d_read = dq_in * tl.exp2(G)[:, None]
         d_erase_0 = da_in_0 * tl.exp2(G)[:, None]
-        d_write_0 = dw_out_0 * tl.exp2(G_after)[:, None]
+        d_write_0 = dw_out_0 * to_end[:, None]
         dG += tl.sum(read * d_read, axis=1)
         dG += tl.sum(erase_0 * d_erase_0, axis=1)
         dG_end += tl.exp2(G_end) * tl.sum(d_decay_out, axis=0)
@@ -203,7 +200,7 @@ def gradients_kernel(
         store_tile(d_k_ptr + token_head * K, HV * K, rows, keys, count, K, d_k)
 
     # What has one number per token or head.
-    d_log_decay = sum_scalars(from_on(rows), dG) + dG_end
+    d_log_decay = tl.cumsum(dG, axis=0, reverse=True) + dG_end
     d_log_decay = tl.where(live & decays(log_decay), d_log_decay, 0.0)
     d_g += d_log_decay
     if USE_BETA_SIGMOID_IN_KERNEL == 2:
@@ -310,7 +307,7 @@ def gradients(
         use_beta_sigmoid_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], dA_0, dL_0_0, prepared.sums,
+        prepared.U0_0, corrected_gradients[0], dA_0, dL_0_0, prepared.to_end, prepared.sums,
         d_g, d_beta, d_A_log, d_dt_bias, d_q, d_k,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

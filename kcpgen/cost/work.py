@@ -14,7 +14,8 @@ from math import prod
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit.triton_prepare import rows_of_scores, scratch
+from kcpgen.emit.triton_prepare import rows_of_scores
+from kcpgen.emit.triton_scratch import field_of, in_place, row_decays, scratch
 from kcpgen.plan import KernelPlan
 from kcpgen.runtime.layout import CHECKPOINT
 from kcpgen.runtime.split import added_steps, segment_counts
@@ -84,8 +85,17 @@ class Counting:
 
     @cached_property
     def scratch(self) -> dict[str, float]:
-        """What `prepare` leaves behind and the backward reads again."""
-        return {name: self._scratch_bytes(shape) for name, (shape, _) in scratch(self.plan).items()}
+        """What `prepare` leaves behind and the backward reads again; vectors read in place are none of it."""
+        fields = scratch(self.plan).items()
+        return {name: self._scratch_bytes(shape) for name, (shape, _) in fields if name not in self._vectors_in_place}
+
+    @property
+    def _vectors_in_place(self) -> dict[str, str]:
+        """Vectors that serial kernels read where the inputs lie, by field: the input."""
+        if in_place(self.plan) == "False":
+            return {}
+        writes = self.plan.write if self.plan.plain_writes else ()
+        return {"read": self.plan.read.base, **{f"write_{j}": base for j, base in enumerate(writes)}}
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -129,6 +139,7 @@ class Counting:
         states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
         reads |= self._solved_gradients
+        reads |= {name: size for name, size in self.scratch.items() if name == "to_end"}
         far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis else 1
         pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
         name, writes = ("far_gradients", self._far) if self.plan.decay_axis else ("gradients", self._key_gradients)
@@ -266,10 +277,12 @@ class Counting:
         return [e for e in self.plan.form.solved if e.target.name in targets]
 
     def _scratch_of(self, equations: Iterable[Equation]) -> dict[str, float]:
-        factors = (factor for e in equations for monomial in e.terms for factor in monomial.factors)
-        names = dict.fromkeys("_".join([f.name, *map(str, f.index)]) for f in factors)
-        found = [s for name in names for s in (name, f"{name}_rest") if s in self.scratch]
-        return {name: self.scratch[name] for name in found}
+        factors = [factor for e in equations for monomial in e.terms for factor in monomial.factors]
+        scales = [name for letter, (name, _) in row_decays(self.plan).items() if letter in {f.name for f in factors}]
+        names = dict.fromkeys(field_of(self.plan, "_".join([f.name, *map(str, f.index)])) for f in factors)
+        vectors = {self._vectors_in_place[name] for name in names if name in self._vectors_in_place}
+        found = {name: self.scratch[name] for name in [*names, *scales] if name in self.scratch}
+        return {**{name: self.inputs[name] for name in vectors}, **found}
 
     def _scratch_bytes(self, shape: str) -> float:
         *letters, last = [part.strip() for part in shape.split(",")]

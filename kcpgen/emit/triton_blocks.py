@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 
@@ -43,6 +43,9 @@ class BlockPrinter:
     turned: tiles that scratch holds transposed, in `<variable>_T`.
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
     decay: the variable of decay_out, "" without a decay; `decay_axis` is "K" for one number per key channel.
+    row_decays: vectors, by name, that tiles hold as they are, and the variable with what scales each row of them. Of a
+    transposed printer: the product is scaled or, where rows are summed over, the other factor as it feeds dots, which
+    is rounded to `low` again.
     """
 
     accumulators: frozenset[str]
@@ -54,6 +57,8 @@ class BlockPrinter:
     transposed: bool = False
     decay: str = ""
     decay_axis: str = ""
+    row_decays: Mapping[str, str] = field(default_factory=dict)
+    low: str = ""
 
     def name(self, factor: Factor) -> str:
         plain = self.rename.get(variable(factor), variable(factor))
@@ -84,6 +89,15 @@ class BlockPrinter:
             held = factors[0].name in self.accumulators
             return self.name(factors[0]) if held else f"{self.operand(factors[0])}.to(tl.float32)"
         left, right = factors
+        rows = self.row_decays.get(right.name)
+        if rows and not right.transposed:
+            return f"dot({self._scaled(left, rows)}, {self.operand(right)}, PRECISION)"
+        return self._dots(left, right) + (f" * {rows}[None, :]" if rows else "")
+
+    def _scaled(self, factor: Factor, rows: str) -> str:
+        return f"({self.operand(factor)} * {rows}[None, :]).to({self.low})"
+
+    def _dots(self, left: Factor, right: Factor) -> str:
         if left.name in self.kept_whole:
             low = self.operand(left)
             return f"dot_two({low}, {low.replace('_low', '_rest')}, {self.operand(right)}, PRECISION)"

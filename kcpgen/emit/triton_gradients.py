@@ -57,7 +57,7 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     later = later_sweeps(sweeps)
     whole = [*chain.from_iterable(body.values()), *lines_in(later)]
     filled: list[TokenInput | Param] = [*scalar_inputs(plan), *key_inputs(plan), *key_params(plan)]
-    sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(whole)]
+    more = [name for name in ("to_end", "sums", "d_sums") if f"{name}_ptr" in " ".join(whole)]
     return render(
         "gradients.py.jinja",
         **launcher(plan, shared, sweeps),
@@ -67,8 +67,10 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
         device_functions=device_functions(["load_tile(", *whole]),
         decays=plan.decay_axis is not None,
-        chunk_operands=in_rows(f"{name}_ptr" for name in [*chunk_operands(plan), *sums]),
-        launch_operands=in_rows([*chunk_tensors(plan), *("prepared.sums" if s == "sums" else s for s in sums)]),
+        chunk_operands=in_rows(f"{name}_ptr" for name in [*chunk_operands(plan), *more]),
+        launch_operands=in_rows(
+            [*chunk_tensors(plan), *(name if name == "d_sums" else f"prepared.{name}" for name in more)]
+        ),
         gradient_pointers=in_rows(f"d_{d.name}_ptr" for d in filled),
         gradient_tensors=in_rows(f"d_{d.name}" for d in filled),
     )
@@ -80,7 +82,7 @@ def _early(plan: KernelPlan) -> list[str]:
     cumulative = ["dG", "dG_before"] if plan.exclusive else ["dG"]
     lines = [
         *load_scalars(plan),
-        *(decay_sums(plan) if plan.decay_axis is not None else []),
+        *([*decay_sums(plan), "to_end = tl.load(to_end_ptr + at * C + rows)"] if plan.decay_axis is not None else []),
         *(f"{name}_low = tl.load({name}_ptr + score_tile)" for name in score_gradients(plan)),
         *(f"{name}_T_low = tl.trans({name}_low)" for name in score_gradients(plan)),
         *chain.from_iterable(resumed(d) if d in begun else [start_gradient(d)] for d in scalar_inputs(plan)),
@@ -96,7 +98,8 @@ def _borders(plan: KernelPlan) -> list[str]:
     """Rows read the state at the chunk's start, columns reach its end."""
     rows = {"read": "dq_in", **{f"erase_{i}": f"da_in_{i}" for i in plan.erasing}}
     lines = [f"d_{r} = {sum_}{decayed(plan, 'G_before' if is_exclusive(plan, r) else 'G')}" for r, sum_ in rows.items()]
-    lines += [f"d_write_{j} = dw_out_{j}{decayed(plan, 'G_after')}" for j in plan.terms]
+    to_end = "" if plan.decay_axis is None else " * to_end[:, None]"
+    lines += [f"d_write_{j} = dw_out_{j}{to_end}" for j in plan.terms]
     if plan.decay_axis is None:
         return lines
     lines += [f"{_cumulative(plan, r)} += tl.sum({r} * d_{r}, axis=1)" for r in row_names(plan)]
@@ -138,6 +141,6 @@ def _decay_gradient(plan: KernelPlan) -> list[str]:
         return []
     before = " + sum_scalars(after(rows), dG_before)" if plan.exclusive else ""
     return [
-        f"d_log_decay = sum_scalars(from_on(rows), dG){before} + dG_end",
+        f"d_log_decay = tl.cumsum(dG, axis=0, reverse=True){before} + dG_end",
         "d_log_decay = tl.where(live & decays(log_decay), d_log_decay, 0.0)",
     ]

@@ -25,50 +25,25 @@ from kcpgen.emit.triton_prologue import (
     running_decay,
     starts,
 )
+from kcpgen.emit.triton_scratch import allocated_first, allocation, field_type, in_place, passed, row_decays, scratch
 from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import split_scalar
-
-
-def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
-    """Name -> (shape, meaning) of everything `prepare` leaves behind, in kernel parameter order."""
-    fields = {"q_in": ("C, KP", "[NT, HV, C, KP] read vectors, decayed from the chunk's start, scaled")}
-    for j in plan.terms:
-        fields[f"w_out_{j}"] = ("C, KP", "[NT, HV, C, KP] write vectors, decayed to the chunk's end")
-        fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
-        fields[f"U0_{j}"] = (
-            "C, VP",
-            "[NT, HV, C, VP] corrected values of a zero entering state; a scan that keeps leaves U there",
-        )
-    for i in plan.erasing:
-        fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
-        for e in plan.erasing:
-            fields[f"T_{i}_{e}"] = ("C, C", "[NT, HV, C, C] block of (I - L)^-1")
-            fields[f"T_{i}_{e}_rest"] = ("C, C", "[NT, HV, C, C] what rounding left of it")
-        for p in plan.pure_writes:
-            fields[f"L_{i}_{p}"] = ("C, C", "[NT, HV, C, C] erase scores against a pure write, s < t")
-    if plan.decay_axis is not None:
-        width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
-        fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
-    if plan.sums:
-        shape = f"{len(plan.sums)}, C"
-        fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
-    return fields
 
 
 def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     fields = scratch(plan)
     body: dict[str, list[str]] = {
         "starts": starts(plan),
-        "before_keys": [*before_keys(plan), *_scalar_decay(plan)],
+        "before_keys": [*before_keys(plan), *_scalar_decay(plan), *_read_scale(plan)],
         "score_sums": _score_sums(plan),
         "key_inputs": _key_inputs(plan),
-        "key_operands": _key_operands(plan),
+        "key_operands": _kept_vectors(plan) if plan.decays_rows else _key_operands(plan),
         "key_scores": _key_scores(plan),
         "scores": _scores(plan),
         "solve": _solve(plan),
         "solved_scores": _solved_scores(plan),
-        "solved_keys": _solved_keys(plan),
+        "solved_keys": _solved_keys(plan) if plan.erasing else [],
         "value_operands": _value_operands(plan),
     }
     return render(
@@ -77,11 +52,18 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **body,
         equations=_equations(plan),
         device_functions=device_functions(chain.from_iterable(body.values())),
-        scratch_fields=[[name, meaning] for name, (_, meaning) in fields.items()],
-        scratch_shapes=[[name, shape] for name, (shape, _) in fields.items()],
+        scratch_fields=[[name, field_type(plan, name), meaning] for name, (_, meaning) in fields.items()],
+        scratch_allocations=[[name, allocation(plan, name, shape)] for name, (shape, _) in fields.items()],
+        in_place=in_place(plan),
+        allocated_first=allocated_first(plan),
+        host_functions=[
+            "PrepareTiles",
+            *(["readable_in_place"] if "readable" in in_place(plan) else []),
+            *(["room_within"] if allocated_first(plan) else []),
+        ],
         scratch_pointers=in_rows(f"{name}_ptr" for name in fields),
-        scratch_tensors=in_rows(f"prepared.{name}" for name in fields),
-        work_width="max(BK, C)" if plan.decay_axis else "C",
+        scratch_tensors=in_rows(passed(plan, name) for name in fields),
+        exchanges=int(bool(plan.decay_axis)),
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
     )
@@ -96,8 +78,29 @@ def _scalar_decay(plan: KernelPlan) -> list[str]:
     """Running decays of a token as a whole."""
     if plan.decay_axis != "":
         return []
-    ends = ["G_after = sum_scalars(after(rows), log_decay)", "tl.store(decay_out_ptr + at, tl.exp2(tl.sum(log_decay)))"]
+    ends = [
+        "tl.store(decay_out_ptr + at, tl.exp2(tl.sum(log_decay)))",
+        "# From a token on is what a write of the token before it takes.",
+        "G_from = tl.cumsum(log_decay, axis=0, reverse=True)",
+        "tl.store(to_end_ptr + at * C + rows - 1, tl.exp2(G_from), mask=rows > 0)",
+        "tl.store(to_end_ptr + at * C + (C - 1), 1.0)",
+        "tl.debug_barrier()",
+        "to_end = tl.load(to_end_ptr + at * C + rows)",
+    ]
     return [*running_decay(plan), *ends]
+
+
+def _read_scale(plan: KernelPlan) -> list[str]:
+    """What scales a read as a whole, its decay from the chunk's start included."""
+    if "q_in" not in row_decays(plan):
+        return []
+    code, coefficient = printer(plan), plan.read.coefficient
+    factors = [] if coefficient == 1 else [code.atom(coefficient, "")]
+    if plan.decay_axis == "":
+        factors.append("tl.exp2(G)")
+    elif not code.varies_by_token(coefficient):
+        factors.append("tl.full((C,), 1.0, tl.float32)")
+    return [f"tl.store(from_start_ptr + at * C + rows, {' * '.join(factors)})"]
 
 
 def _key_inputs(plan: KernelPlan) -> list[str]:
@@ -175,7 +178,8 @@ def _scores(plan: KernelPlan) -> list[str]:
         if row.coefficient != 1:
             column = "[:, None]" if code.varies_by_token(row.coefficient) else ""
             lines.append(f"{score} *= {code.atom(row.coefficient, '')}{column}")
-    return lines
+    lines.append("score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]")
+    return [*lines, *(f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms)]
 
 
 def _scores_vector(plan: KernelPlan) -> str:
@@ -210,7 +214,8 @@ def _solve(plan: KernelPlan) -> list[str]:
     """The blocks T_i_e of (I - L)^-1, and the erase scores that the values need rounded."""
     lines = _solve_together(plan) if len(plan.erasing) > 1 else []
     for i in plan.erasing if not lines else ():
-        lines.append(f"T_{i}_{i} = unit_lower_inverse(L_{i}_{i}, work, rows, C, LEVELS, PRECISION)")
+        place = f"T_{i}_{i}_ptr + at * (C * C)"
+        lines.append(f"T_{i}_{i} = unit_lower_inverse(L_{i}_{i}, {place}, rows, C, LEVELS, PRECISION)")
     return [*lines, *(f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in plan.erasing for p in plan.pure_writes)]
 
 
@@ -246,9 +251,25 @@ def _operand(plan: KernelPlan, row: Row) -> str:
     return f"{factor}[:, None] * {base}" if code.varies_by_token(row.coefficient) else f"{factor} * {base}"
 
 
+def _kept_vectors(plan: KernelPlan) -> list[str]:
+    """Read and write vectors, where serial kernels cannot read them in place."""
+    bases = {"read": plan.read.base, **{f"write_{j}": plan.write[j] for j in plan.terms if plan.plain_writes}}
+    decayed_writes = [
+        f"tl.store(w_out_{j}_ptr + key_tile, {rounded(base_variable(plan, plan.write[j]) + ' * to_end[:, None]')})"
+        for j in plan.terms
+        if not plan.plain_writes
+    ]
+    stores = [f"tl.store({name}_ptr + key_tile, {rounded(base_variable(plan, b))})" for name, b in bases.items()]
+    if in_place(plan) == "False":
+        return [*stores, *decayed_writes]
+    comment = "  # else serial kernels read them in place"
+    return [*decayed_writes, f"if read_ptr is not None:{comment}", *(f"    {line}" for line in stores)]
+
+
 def _key_operands(plan: KernelPlan) -> list[str]:
     """What reads the entering state or reaches the leaving one. An erase waits in its W for the solve."""
-    lines = [f"tl.store(q_in_ptr + key_tile, {rounded(_operand(plan, plan.read) + decayed(plan, 'G'))})"]
+    lines = ["# What reads the entering state, and what reaches the leaving one."]
+    lines += [f"tl.store(q_in_ptr + key_tile, {rounded(_operand(plan, plan.read) + decayed(plan, 'G'))})"]
     for j in plan.terms:
         written = base_variable(plan, plan.write[j]) + decayed(plan, "G_after")
         lines.append(f"tl.store(w_out_{j}_ptr + key_tile, {rounded(written)})")
@@ -260,22 +281,18 @@ def _key_operands(plan: KernelPlan) -> list[str]:
 
 
 def _solved_scores(plan: KernelPlan) -> list[str]:
-    lines = ["score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]"]
-    lines += [f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms]
+    lines = []
+    together = plan.erasing if len(plan.erasing) > 1 else ()  # one alone is solved in its place
     for i in plan.erasing:
-        for e in plan.erasing:
-            lines.append(f"T_{i}_{e}_low = T_{i}_{e}.to(LOW)")
-            lines.append(f"tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e}_low)")
-            rest = f"(T_{i}_{e} - T_{i}_{e}_low.to(tl.float32)).to(LOW)"
-            lines.append(f"tl.store(T_{i}_{e}_rest_ptr + score_tile, {rest})")
+        for e in together:
+            lines += [f"if T_{i}_{e}_ptr is not None:", f"    tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e})"]
         lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
     return lines
 
 
 def _solved_keys(plan: KernelPlan) -> list[str]:
-    """W in the place of the erases it is solved from, one block of keys."""
-    lines = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
-    lines.append("tl.debug_barrier()  # before any thread writes over what another has to read")
+    """W, one block of keys, from the erases: formed once more or, decayed by channel, where they wait in its place."""
+    lines = _erases_again(plan) if plan.decays_rows else _waiting_erases(plan)
     for i in plan.erasing:
         solved = ""
         for e in plan.erasing:
@@ -284,6 +301,35 @@ def _solved_keys(plan: KernelPlan) -> list[str]:
             solved += f"{sign}dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)"
         lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
     return lines
+
+
+def _waiting_erases(plan: KernelPlan) -> list[str]:
+    tile = "key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]"
+    loads = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
+    return [tile, *loads, "tl.debug_barrier()  # before any thread writes over what another has to read"]
+
+
+def _erases_again(plan: KernelPlan) -> list[str]:
+    """Erase vectors without coefficients and decays, from what they are made of. Nothing waits for other threads."""
+    bases = {row.base for row in plan.erase.values()}
+    made = _made_of(plan, frozenset[str]().union(*(plan.reads(plan.bases[base]) for base in bases)))
+    inputs = [i for i in plan.inputs_on("K") if i.name in made]
+    return [
+        "keys = key_start + lanes",
+        "inside = live[:, None] & (keys < K)[None, :]",
+        "key_tile = at * (C * KP) + rows[:, None] * KP + keys[None, :]",
+        *load_inputs(plan, inputs),
+        *load_params(plan, [p for p in plan.spec.params if p.axis == "K" and p.name in made]),
+        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
+        *form_bases(plan, bases),
+        *(f"a_in_{e}_low = {rounded(base_variable(plan, row.base))}" for e, row in plan.erase.items()),
+    ]
+
+
+def _made_of(plan: KernelPlan, wanted: frozenset[str]) -> frozenset[str]:
+    """Declared names, and those that options make them of."""
+    found = wanted.union(*(plan.reads(r.value) for r in plan.rewrites if r.target in wanted))
+    return wanted if found == wanted else _made_of(plan, found)
 
 
 def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:

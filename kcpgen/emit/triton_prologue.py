@@ -205,11 +205,9 @@ def load_sums(plan: KernelPlan) -> Iterator[str]:
 
 
 def decay_sums(plan: KernelPlan) -> Iterator[str]:
-    """Cumulative log2 decays of one number a head: G through a token, G_before up to it, G_after from behind it to the
-    chunk's end, and what they make of pairs."""
+    """Sums of log2 decays of one number a head, G through a token, G_before up to it, and what they make of pairs."""
     yield from running_decay(plan)
     yield "G_end = tl.sum(log_decay, axis=0)"
-    yield "G_after = sum_scalars(after(rows), log_decay)"
     yield from pair_decays(plan)
 
 
@@ -241,10 +239,11 @@ def decayed(plan: KernelPlan, exponent: str) -> str:
     return f" * tl.exp2({exponent})" + ("" if plan.decay_axis else "[:, None]")
 
 
-def form_bases(plan: KernelPlan) -> Iterator[str]:
+def form_bases(plan: KernelPlan, chosen: Iterable[str] | None = None) -> Iterator[str]:
+    """All bases that are no inputs, or those among the chosen ones."""
     p = printer(plan)
     for name, expr in plan.bases.items():
-        if not plan.loaded(name):
+        if not plan.loaded(name) and (chosen is None or name in chosen):
             yield f"{name} = {masked(plan, expr, 'K', p.code(expr, 'K'))}"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import BlockPrinter, math
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_scratch import field_of, row_decays
+from kcpgen.emit.triton_serial import loads
 from kcpgen.plan import KernelPlan
-
-LOW = "q_in_tile.dtype"
 
 
 def emit_scan(plan: KernelPlan) -> str:
@@ -18,27 +19,41 @@ def emit_scan(plan: KernelPlan) -> str:
     values = {e.target.index[0]: e for e in equations if e.target.name == "U"}
     out = _printer(plan, {"S", "U"}, {"S_next": "S"})
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
+    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms])
+    body = {
+        "written": _corrected(out, [values[p] for p in plan.pure_writes], "U"),
+        "correct": _corrected(whole, [values[e] for e in plan.erasing], "U"),
+        "output": _assigned(out, equations, "O"),
+        "advance": _assigned(out, equations, "S_next"),
+    }
     return render(
         "scan.py.jinja",
-        **_operands(plan, value_operands=[f"U0_{j}" for j in plan.terms]),
+        **operands,
+        **body,
+        device_functions=_functions(operands, *body.values()),
         equations=[math(e) for e in equations],
         corrected=[[f"U_{i}", f"U0_{i}"] for i in plan.erasing],
-        written=_corrected(out, [values[p] for p in plan.pure_writes], "U"),
-        correct=_corrected(whole, [values[e] for e in plan.erasing], "U"),
-        output=_assigned(out, equations, "O"),
-        advance=_assigned(out, equations, "S_next"),
     )
 
 
 def emit_states(plan: KernelPlan) -> str:
     (advance,) = (e for e in plan.form.solved if e.target.name == "S_next")
     out = _printer(plan, {"S"}, {"S_next": "S"})
-    named = replace(out, rename={**out.rename, **{f"U_{j}": f"U0_{j}" for j in plan.terms}})
-    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms])
-    keys = [f"w_out_{j}" for j in plan.terms]
-    operands |= {"key_operands": keys, "operands": [*keys, *(f"U0_{j}" for j in plan.terms)]}
+    named = replace(
+        out,
+        low=f"{field_of(plan, 'w_out_0')}_tile.dtype",
+        rename={**out.rename, **{f"U_{j}": f"U0_{j}" for j in plan.terms}},
+    )
+    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms], reads=False, erases=False)
     del operands["score_operands"]
-    return render("states.py.jinja", **operands, next=math(advance).partition(" = ")[2], advance=named.assign(advance))
+    line = named.assign(advance)
+    return render(
+        "states.py.jinja",
+        **operands,
+        device_functions=_functions(operands, [line]),
+        next=math(advance).partition(" = ")[2],
+        advance=line,
+    )
 
 
 def emit_reverse(plan: KernelPlan) -> str:
@@ -46,41 +61,58 @@ def emit_reverse(plan: KernelPlan) -> str:
     out = _printer(plan, {"dS_next", "dU"}, {"dS": "dS_next"})
     operands = _operands(plan, value_operands=[])
     del operands["value_operands"]
+    body = {
+        "correct": _corrected(_in_halves(out, "dS_next"), equations, "dU"),
+        "advance": _assigned(out, equations, "dS"),
+    }
     return render(
         "reverse.py.jinja",
         **operands,
+        **body,
+        device_functions=_functions(operands, *body.values()),
         equations=[math(e) for e in equations],
         gradients=[f"dU_{j}" for j in plan.terms],
         solved=[f"dU_{e}" for e in plan.erasing],
-        correct=_corrected(_in_halves(out, "dS_next"), equations, "dU"),
-        advance=_assigned(out, equations, "dS"),
     )
 
 
 def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
+    vectors = {name: field_of(plan, name) for name in ["q_in", *(f"w_out_{j}" for j in plan.terms)]}
     return BlockPrinter(
         accumulators=frozenset({*accumulators, *rename.values(), *rename}),
-        rename=rename,
+        rename={**vectors, **rename},
         tile_suffix="_tile",
         transposed=True,
         decay="" if plan.decay_axis is None else "decay_out",
         decay_axis=plan.decay_axis or "",
+        row_decays={vector: name for vector, (name, _) in row_decays(plan).items()},
+        low=f"{vectors['q_in']}_tile.dtype",
     )
 
 
-def _operands(plan: KernelPlan, value_operands: list[str]) -> dict[str, Value]:
-    key_operands = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"W_{i}" for i in plan.erasing)]
-    score_operands = [f"A_{j}" for j in plan.terms]
-    decay = [] if plan.decay_axis is None else ["decay_out"]
+def _operands(
+    plan: KernelPlan, value_operands: list[str], *, reads: bool = True, erases: bool = True
+) -> dict[str, Value]:
+    read, erased = ["q_in"] if reads else [], [f"W_{i}" for i in plan.erasing] if erases else []
+    vectors = [*read, *(f"w_out_{j}" for j in plan.terms), *erased]
+    scores = [f"A_{j}" for j in plan.terms] if reads else []
+    loaded = loads(plan, vectors, "prepared.key_width")
+    if value_operands or scores:
+        loaded["descriptors"] = ["tile_descriptor", *(["vector_descriptor"] if loaded["by_rows"] else [])]
+    fields = loaded.pop("key_operands")
+    assert isinstance(fields, list)
     return {
         "title": plan.spec.title,
-        "operands": [*key_operands, *value_operands, *score_operands],
-        "key_operands": key_operands,
+        "operands": [*fields, *value_operands, *scores],
         "value_operands": value_operands,
-        "score_operands": score_operands,
-        "decay_operand": decay,
-        "decay_load": [f"{d} = tl.load({d}_ptr + at{' * KP + keys' if plan.decay_axis else ''})" for d in decay],
+        "score_operands": scores,
+        **loaded,
     }
+
+
+def _functions(operands: Mapping[str, Value], *bodies: Sequence[str]) -> list[str]:
+    vectors = ["load_vectors("] if operands["by_rows"] else []
+    return device_functions([*vectors, *(line for body in bodies for line in body)])
 
 
 def _in_halves(out: BlockPrinter, state: str) -> BlockPrinter:
@@ -88,7 +120,7 @@ def _in_halves(out: BlockPrinter, state: str) -> BlockPrinter:
 
 
 def _corrected(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:
-    return [line for e in equations if e.target.name == target for line in out.corrected(e, LOW)]
+    return [line for e in equations if e.target.name == target for line in out.corrected(e, out.low)]
 
 
 def _assigned(out: BlockPrinter, equations: Sequence[Equation], target: str) -> list[str]:

@@ -71,9 +71,16 @@ def per_token_operands(plan: KernelPlan) -> list[str]:
     return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
 
 
+def _inverse(plan: KernelPlan) -> list[str]:
+    return [f"T_{i}_{e}" for i in plan.erasing for e in plan.erasing]
+
+
 def _solve_operands(plan: KernelPlan) -> list[str]:
-    inverse = [f"T_{i}_{e}{part}" for i in plan.erasing for e in plan.erasing for part in ("", "_rest")]
-    return [*inverse, *(f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes), *(["sums"] if plan.sums else [])]
+    return [
+        *_inverse(plan),
+        *(f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes),
+        *(["sums"] if plan.sums else []),
+    ]
 
 
 def _launch_operands(plan: KernelPlan) -> list[str]:
@@ -127,6 +134,8 @@ def _early(plan: KernelPlan) -> list[str]:
         *load_scalars(plan),
         *(decay_sums(plan) if plan.decay_axis == "" else []),
         *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
+        *(f"{name}_rest = ({name} - {name}.to(LOW).to(tl.float32)).to(LOW)" for name in _inverse(plan)),
+        *(f"{name} = {name}.to(LOW)" for name in _inverse(plan)),
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in score_gradients(plan)),
         *(start_gradient(d) for d in summed_over_values(plan)),
         *(f"d_{name} = tl.zeros((C,), tl.float32)" for name in sums_over_values(plan)),

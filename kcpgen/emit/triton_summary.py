@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from kcpgen.derivation.chunk_form import Equation, Factor
 from kcpgen.emit.render import render
 from kcpgen.emit.triton_blocks import math, variable
+from kcpgen.emit.triton_scratch import field_of, row_decays
+from kcpgen.emit.triton_serial import loads
 from kcpgen.plan import KernelPlan
 
 
 def emit_summary(plan: KernelPlan) -> str:
     """For ops that erase; where nothing is erased, M is the product of the chunks' decays and needs no kernel."""
     (transition,) = [e for e in plan.form.summary if e.target.name == "M"]
-    decay = [] if plan.decay_axis is None else ["decay_out"]
+    operands = loads(plan, list(_operands(transition)), "KP")
+    fields = operands.pop("key_operands")
+    del operands["low"]
     return render(
         "summary.py.jinja",
         title=plan.spec.title,
         transition=math(transition).removeprefix("M = "),
-        operands=list(_operands(transition)),
-        decay_operand=decay,
-        decay_load=[f"{d} = tl.load({d}_ptr + at{' * KP + keys' if plan.decay_axis else ''})" for d in decay],
+        **operands,
+        operands=fields,
         advance=_advance(plan, transition),
     )
 
@@ -36,11 +39,13 @@ def _advance(plan: KernelPlan, transition: Equation) -> list[str]:
     lines = []
     for number, term in enumerate(t for t in transition.terms if t.factors[0].name != "decay_out"):
         left, right = term.factors
-        lines.append(f"X_{number}_T = dot_fp32(M_T, {_turned(right)})")
-        parts.append(f"{'-' if term.sign < 0 else '+'} dot_fp32(X_{number}_T, {_turned(left)})")
+        lines.append(f"X_{number}_T = dot_fp32(M_T, {_turned(plan, right)})")
+        rows = row_decays(plan).get(left.name)
+        seen = f"X_{number}_T * {rows[0]}[None, :]" if rows else f"X_{number}_T"
+        parts.append(f"{'-' if term.sign < 0 else '+'} dot_fp32({seen}, {_turned(plan, left)})")
     return [*lines, f"M_T = {' '.join(parts)}"]
 
 
-def _turned(factor: Factor) -> str:
-    tile = f"{variable(factor)}_tile"
+def _turned(plan: KernelPlan, factor: Factor) -> str:
+    tile = f"{field_of(plan, variable(factor))}_tile"
     return tile if factor.transposed else f"tl.trans({tile})"

@@ -67,7 +67,8 @@ def _walk(plan: KernelPlan, sums: Sequence[PlannedSum]) -> list[str]:
     lines += ["for key_start in range(0, KP, BK):", *_indented([*head, *loop])]
     for guard in inner:
         chosen = [planned for planned in sums if len(guards) == 1 or _guard(plan, planned) == guard]
-        lines += _guarded(guard, [_store(plan, planned) for planned in chosen])
+        stores = _indented(_store(plan, planned) for planned in chosen)
+        lines += _guarded(guard, ["if sums_ptr is not None:  # for the backward", *stores])
     return _guarded("" if len(guards) > 1 else next(iter(guards)), lines)
 
 

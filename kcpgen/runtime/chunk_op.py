@@ -164,6 +164,7 @@ class Forward(_Op):
             **run.promises,
             precision=dot_precision(value.dtype),
             scratch_dtype=scratch_dtype(value.dtype),
+            differentiable=run.differentiable,
         )
         super().__init__(run, prepared, {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))

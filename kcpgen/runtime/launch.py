@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kcpgen.runtime.layout import ChunkLayout
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
@@ -146,6 +148,38 @@ def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDes
     """Dense scratch [..., rows of a chunk, width] as one tall matrix, read and written in [rows, columns] tiles."""
     width = scratch.shape[-1]
     return TensorDescriptor(scratch, [scratch.numel() // width, width], [width, 1], [rows, columns])
+
+
+def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
+    """Vectors of chunks, for `load_vectors`: an input [B, T, heads, K], or dense scratch [NT, HV, rows, columns]."""
+    by_head = vectors.transpose(1, 2) if in_place else vectors
+    return TensorDescriptor(by_head, list(by_head.shape), list(by_head.stride()), [1, 1, rows, columns])
+
+
+ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing through registers
+
+
+def readable_in_place(layout: ChunkLayout, columns: int, dtype: torch.dtype, *inputs: torch.Tensor) -> bool:
+    """Whether tiles of [chunk, columns] can be read where inputs [B, T, heads, K] lie, and then hold nothing that
+    belongs to another sequence."""
+    return layout.apart and all(
+        x.dtype is dtype
+        and x.shape[3] == columns
+        and x.data_ptr() % ALIGNMENT == 0
+        and all(step > 0 and step * x.element_size() % ALIGNMENT == 0 for step in x.stride()[:3])
+        for x in inputs
+    )
+
+
+def room_within(scratch: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """fp32 scratch [NT, HV, rows, columns]: the memory of scratch that is written after its last use, if just as large.
+
+    What is written twice in a short time goes from the cache to memory once.
+    """
+    shape = (*scratch.shape[:2], rows, columns)
+    if scratch.shape[2] * scratch.shape[3] * scratch.element_size() == 4 * rows * columns:
+        return scratch.view(torch.float32).view(shape)
+    return scratch.new_empty(shape, dtype=torch.float32)
 
 
 def padded(width: int) -> int:

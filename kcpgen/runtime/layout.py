@@ -20,6 +20,7 @@ CHECKPOINT = 8  # chunks between the states that a forward keeps: 1/8 of all of 
 class ChunkLayout:
     """The chunks of one call; equal to itself only, so that it can be a key.
 
+    apart: whether only the last chunk of a row is shorter than others, so that no other tokens follow it in its tile.
     chunks: int32 [NT, 3], per chunk (batch row, first token in that row, number of tokens).
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
     runs: int32 [R, 3], the stretches of chunks that are replayed side by side: (first chunk, number of chunks, state
@@ -27,6 +28,7 @@ class ChunkLayout:
     """
 
     chunk: int
+    apart: bool
     chunk_count: int
     sequence_count: int
     chunks: torch.Tensor
@@ -57,6 +59,7 @@ def _chunk_layout(batch: int, starts: tuple[int, ...], chunk: int, device: str) 
     runs = [run for n, (_, _, length, before) in enumerate(sequences) for run in _runs(n, before, -(-length // chunk))]
     return ChunkLayout(
         chunk=chunk,
+        apart=all((end - begin) % chunk == 0 or end == starts[-1] for begin, end in pairwise(starts)),
         chunk_count=len(chunks),
         sequence_count=len(sequences),
         chunks=torch.tensor(chunks, dtype=torch.int32).reshape(-1, 3).to(device),

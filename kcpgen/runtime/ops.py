@@ -42,6 +42,16 @@ def load_column(base, stride, rows, height):
 
 
 @triton.jit
+def load_vectors(source, batch, input_head, token, chunk, head, IN_PLACE: tl.constexpr):
+    """[C, KP] vectors of one chunk and head, as `vector_descriptor` has them: an input's, or those in scratch."""
+    if IN_PLACE:
+        tile = source.load([batch.to(tl.int32), input_head, token.to(tl.int32), 0])
+    else:
+        tile = source.load([chunk, head, 0, 0])
+    return tile.reshape(tile.shape[2], tile.shape[3])
+
+
+@triton.jit
 def store_tile(base, stride, rows, columns, height, width, value):
     inside = (rows < height)[:, None] & (columns < width)[None, :]
     target = base + rows[:, None].to(tl.int64) * stride + columns[None, :]
@@ -290,21 +300,28 @@ def unit_lower_inverse(L, scratch, rows, C: tl.constexpr, LEVELS: tl.constexpr, 
     invert_diagonal_blocks(scratch, C)
     tl.debug_barrier()
     for level in tl.static_range(4, LEVELS):
-        for block in tl.static_range(C >> (level + 1)):
-            merge_blocks(scratch + (block << (level + 1)) * (C + 1), C, 1 << level, PRECISION)
-    return tl.load(place)
+        merge_blocks(scratch, C, 1 << level, PRECISION)
+    inverse = tl.load(place)
+    tl.debug_barrier()  # `scratch` may be written over now
+    return inverse
 
 
 @triton.jit
-def merge_blocks(corner, C: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """In place of L between two inverted diagonal blocks of SIZE, the first of them at `corner`: the inverse there."""
+def merge_blocks(scratch, C: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """In place of L between each two inverted diagonal blocks of SIZE: the inverse there. All pairs wait only once."""
     tokens = tl.arange(0, SIZE)
     tile = tokens[:, None] * C + tokens[None, :]
-    earlier = tl.load(corner + tile)
-    later = tl.load(corner + SIZE * (C + 1) + tile)
-    between = tl.load(corner + SIZE * C + tile)
+    inverses = ()
+    for pair in tl.static_range(C // (2 * SIZE)):
+        corner = scratch + pair * (2 * SIZE) * (C + 1)
+        earlier = tl.load(corner + tile)
+        later = tl.load(corner + SIZE * (C + 1) + tile)
+        between = tl.load(corner + SIZE * C + tile)
+        inverse = dot_fp32(dot_fp32(later, between, PRECISION), earlier, PRECISION)
+        inverses = inverses + (inverse,)  # type: ignore[assignment]  # noqa: RUF005 (as above)
     tl.debug_barrier()
-    tl.store(corner + SIZE * C + tile, dot_fp32(dot_fp32(later, between, PRECISION), earlier, PRECISION))
+    for pair in tl.static_range(C // (2 * SIZE)):
+        tl.store(scratch + (pair * (2 * SIZE) * (C + 1) + SIZE * C) + tile, inverses[pair])
     tl.debug_barrier()
 
 

@@ -104,12 +104,13 @@ layout = chunk_layout(1, count * C, None, C, torch.device("cpu"))
 w = torch.nn.functional.normalize(torch.randn(count, heads, C, K), dim=-1)
 for low in (torch.bfloat16, torch.float32):
     prepared = SimpleNamespace(
-        q_in=w.to(low), w_out_0=w.to(low), W_0=(-0.01 * w).to(low), heads=heads, keys=K, key_width=K
+        A_0=w.to(low), write_0=w.to(low), W_0=(-0.01 * w).to(low), in_place=False,
+        input_heads=heads, heads=heads, keys=K, key_width=K
     )
     found = torch.empty(1, heads, K, K)
     transitions(prepared, layout, found)
     exact = torch.eye(K, dtype=torch.float64).expand(heads, K, K)
-    for left, right in zip(prepared.w_out_0.double(), prepared.W_0.double()):
+    for left, right in zip(prepared.write_0.double(), prepared.W_0.double()):
         exact = exact + left.mT @ (right @ exact)
     print(float((found[0] - exact).norm() / exact.norm()))
 """

@@ -42,14 +42,19 @@ def kernels(found: Estimate) -> dict[str, KernelWork]:
 
 
 def allocated(package: Path, chunk: int) -> Iterator[tuple[str, float]]:
-    """Name and bytes per token of every scratch tensor in the generated `Prepared(...)`."""
+    """Name and bytes per token of every scratch tensor in the generated `Prepared(...)`, with a backward to follow and
+    vectors read in place."""
     letters = {"C": chunk, "KP": 128, "VP": 128}
-    for node in ast.walk(ast.parse((package / "prepare.py").read_text(encoding="utf-8"))):
+    tree = ast.parse((package / "prepare.py").read_text(encoding="utf-8"))
+    assigned = {ast.unparse(a.targets[0]): a.value for a in ast.walk(tree) if isinstance(a, ast.Assign)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Prepared":
             for keyword in node.keywords:
-                if isinstance(keyword.value, ast.Call):
-                    size = 4 if keyword.value.keywords else 2
-                    for argument in keyword.value.args:
+                value = keyword.value.body if isinstance(keyword.value, ast.IfExp) else keyword.value
+                value = assigned.get("W_0", value) if ast.unparse(keyword) == "W_0=W_0" else value
+                if isinstance(value, ast.Call):
+                    size = 4 if value.keywords else 2
+                    for argument in value.args:
                         text = ast.unparse(argument)
                         size *= letters.get(text) or int(text)
                     yield str(keyword.arg), size / chunk
@@ -60,7 +65,7 @@ def passed_on(package: Path, file: str) -> set[str]:
     text = (package / f"{file}.py").read_text(encoding="utf-8")
     launch = text[text.index("_kernel[(") :]
     return set(re.findall(r"prepared\.(\w+)", launch)) - {
-        "heads", "keys", "values", "key_width", "value_width", "precision"
+        "heads", "input_heads", "keys", "values", "key_width", "value_width", "precision", "in_place"
     }  # fmt: skip
 
 
@@ -77,7 +82,11 @@ def test_scratch_is_what_the_package_allocates(spec_path: Path) -> None:
 def test_scratch_that_is_read_is_what_the_launcher_passes(spec_path: Path, kernel: str, file: str) -> None:
     found = estimated(spec_path.stem)
     read = set(kernels(found)[kernel].reads) & set(found.saved)
-    assert read == passed_on(ROOT / "generated" / spec_path.stem, file)
+    passed = passed_on(ROOT / "generated" / spec_path.stem, file)
+    in_place = {name for name in passed if name.startswith(("read", "write_"))}
+    assert read == passed - in_place
+    plan = plan_of(spec_path)
+    assert not in_place or {plan.read.base, *plan.write} & set(kernels(found)[kernel].reads)
 
 
 def test_every_input_is_read_and_gets_a_gradient(spec_path: Path) -> None:

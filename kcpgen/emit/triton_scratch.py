@@ -1,0 +1,116 @@
+"""What `prepare` leaves behind for the other kernels: fields, their shapes, and when they are there."""
+
+from __future__ import annotations
+
+from kcpgen.plan import KernelPlan
+
+
+def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
+    """Name -> (shape, meaning) of everything `prepare` leaves behind, in kernel parameter order."""
+    read, writes, meanings = vector_fields(plan)
+    fields = {read: ("C, KP", meanings[0])}
+    for j in plan.terms:
+        fields[writes[j]] = ("C, KP", meanings[1])
+        fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
+        fields[f"U0_{j}"] = (
+            "C, VP",
+            "[NT, HV, C, VP] corrected values of a zero entering state; a scan that keeps leaves U there",
+        )
+    for i in plan.erasing:
+        fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
+        for e in plan.erasing:
+            fields[f"T_{i}_{e}"] = ("C, C, dtype=torch.float32", "[NT, HV, C, C] fp32, block of (I - L)^-1")
+        for p in plan.pure_writes:
+            fields[f"L_{i}_{p}"] = ("C, C", "[NT, HV, C, C] erase scores against a pure write, s < t")
+    if plan.decay_axis is not None:
+        width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
+        fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
+    for name, start in row_decays(plan).values():
+        fields[name] = ("C, dtype=torch.float32", f"[NT, HV, C] fp32, {start}")
+    if plan.decay_axis == "":
+        fields["to_end"] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, of a write: decay to the chunk's end")
+    if plan.sums:
+        shape = f"{len(plan.sums)}, C"
+        fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
+    return fields
+
+
+def vector_fields(plan: KernelPlan) -> tuple[str, list[str], tuple[str, str]]:
+    """Fields of the read vectors and of each term's write vectors, and what the two kinds of them are."""
+    write = "[NT, HV, C, KP] write vectors, decayed to the chunk's end"
+    if plan.decays_rows:
+        place = "[NT, HV, C, KP]" + ("" if in_place(plan) == "False" else ", or an input [B, T, heads, K] in_place")
+        reads = f"read vectors, {place}"
+        if plan.plain_writes:
+            return "read", [f"write_{j}" for j in plan.terms], (reads, f"write vectors, {place}")
+        return "read", [f"w_out_{j}" for j in plan.terms], (reads, write)
+    read = "[NT, HV, C, KP] read vectors, decayed from the chunk's start, scaled"
+    return "q_in", [f"w_out_{j}" for j in plan.terms], (read, write)
+
+
+def row_decays(plan: KernelPlan) -> dict[str, tuple[str, str]]:
+    """Of vectors left as they are: their letter -> the field with what scales each row, and what that is."""
+    found = {}
+    if plan.decays_rows and (plan.decay_axis == "" or plan.read.coefficient != 1):
+        meaning = "of a read: decay from the chunk's start and scale"
+        found["q_in"] = ("from_start", meaning if plan.decay_axis == "" else "scale of a read")
+    return found
+
+
+def in_place(plan: KernelPlan) -> str:
+    """Host code: whether the vectors that serial kernels want are inputs as they lie in memory."""
+    bases = [plan.read.base, *(plan.write if plan.plain_writes else ())]
+    if not plan.decays_rows or not all(plan.loaded(base) for base in bases):
+        return "False"
+    options = dict.fromkeys(r.option for r in plan.rewrites if r.target in bases)
+    conditions = [f"{option}_mode == 0" for option in options]
+    inputs = ", ".join(dict.fromkeys(bases))
+    return " and ".join([*conditions, f"readable_in_place(layout, KP, scratch_dtype, {inputs})"])
+
+
+def optional(plan: KernelPlan, name: str) -> str:
+    """Host code: when a field is scratch, "" for always."""
+    if plan.decays_rows and name.startswith(("read", "write")):
+        return "not in_place"
+    solved_elsewhere = name.startswith("T_") and len(plan.erasing) > 1
+    return "differentiable" if solved_elsewhere or name == "sums" else ""
+
+
+def field_type(plan: KernelPlan, name: str) -> str:
+    return "torch.Tensor | None" if optional(plan, name) == "differentiable" else "torch.Tensor"
+
+
+def allocation(plan: KernelPlan, name: str, shape: str) -> str:
+    condition = optional(plan, name)
+    if _solved_in_passing(plan) and name.startswith("T_"):
+        return f"scratch({shape}) if differentiable else room_within(W_{plan.erasing[0]}, C, C)"
+    if _solved_in_passing(plan) and name.startswith("W_"):
+        return name
+    if condition != "not in_place":
+        return f"scratch({shape})" + (f" if {condition} else None" if condition else "")
+    if in_place(plan) == "False":
+        return f"scratch({shape})"
+    base = plan.read.base if name == "read" else plan.write[int(name.removeprefix("write_"))]
+    return f"{base} if in_place else scratch({shape})"
+
+
+def allocated_first(plan: KernelPlan) -> list[str]:
+    """Fields that lend their memory to others."""
+    return [f"W_{plan.erasing[0]} = scratch(C, KP)"] if _solved_in_passing(plan) else []
+
+
+def _solved_in_passing(plan: KernelPlan) -> bool:
+    """Whether nothing lies in the place of W while (I - L)^-1 is worked out in memory, so that it may happen there."""
+    return plan.decays_rows and len(plan.erasing) == 1
+
+
+def passed(plan: KernelPlan, name: str) -> str:
+    condition = optional(plan, name)
+    given = f"prepared.{name}"
+    return f"None if in_place else {given}" if condition == "not in_place" and in_place(plan) != "False" else given
+
+
+def field_of(plan: KernelPlan, vector: str) -> str:
+    """The field that holds a vector of the derivation: q_in, w_out_j or W_i."""
+    read, writes, _ = vector_fields(plan)
+    return {"q_in": read, **{f"w_out_{j}": writes[j] for j in plan.terms}}.get(vector, vector)

@@ -1,0 +1,81 @@
+"""Vectors that serial kernels read where the inputs lie, and memory that the solve borrows."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kcpgen.runtime.launch import readable_in_place
+from kcpgen.verify.cases import Case
+from kcpgen.verify.compare import evaluate
+from kcpgen.verify.inputs import make_inputs
+from kcpgen.verify.op import Op, load_op
+
+GENERATED = Path(__file__).resolve().parents[3] / "generated"
+SIZES = {"heads": 1, "value_heads": 2, "key_width": 16, "value_width": 16}
+
+
+def decide(op: Op, monkeypatch: pytest.MonkeyPatch, answer: bool | None = None) -> list[bool]:
+    """What an op decides from now on, or has to take for an answer."""
+    decided: list[bool] = []
+
+    def readable(*arguments: Any) -> bool:
+        decided.append(readable_in_place(*arguments) if answer is None else answer)
+        return decided[-1]
+
+    prepare = import_module(f"{op.chunk.__module__.rpartition('.')[0]}.prepare")
+    monkeypatch.setattr(prepare, "readable_in_place", readable)
+    return decided
+
+
+@pytest.mark.parametrize("name", ["gdn", "simple_gla", "comba"])
+def test_reading_in_place_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = load_op(GENERATED / name)
+    case = Case(label="", backend="triton", dtype="bfloat16", batch=2, tokens=70, **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    decided = decide(op, monkeypatch)
+    found = evaluate(op.chunk, inputs, case, backend="triton")
+    found = {name: x.clone() for name, x in found.items()}
+    assert decided == [True]
+    decide(op, monkeypatch, answer=False)
+    expected = evaluate(op.chunk, inputs, case, backend="triton")
+    assert [name for name, x in expected.items() if not torch.equal(found[name], x)] == []
+
+
+@pytest.mark.parametrize(("border", "in_place"), [(64, True), (40, False)])
+def test_what_is_not_finite_stays_in_its_sequence(border: int, in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last chunk that is shorter than others would reach into the next sequence."""
+    op = load_op(GENERATED / "gdn")
+    case = Case(label="", backend="triton", dtype="bfloat16", tokens=70, offsets=(0, border, 70), **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    decided = decide(op, monkeypatch)
+    before = {name: x.clone() for name, x in evaluate(op.chunk, inputs, case, backend="triton").items()}
+    for x in inputs.tokens.values():
+        x.data[:, border:] = math.nan
+    after = evaluate(op.chunk, inputs, case, backend="triton")
+    assert decided == [in_place] * 2
+    assert torch.equal(after["o"][:, :border], before["o"][:, :border])
+    assert torch.equal(after["final_state"][0], before["final_state"][0])
+    assert all(torch.equal(after[f"d{name}"][:, :border], before[f"d{name}"][:, :border]) for name in inputs.tokens)
+    assert after["o"][:, border:].isnan().all()
+
+
+def test_a_forward_is_the_same_without_a_backward() -> None:
+    """The solve then happens in the memory of what is made from it."""
+    op = load_op(GENERATED / "gdn")
+    case = Case(
+        label="", backend="triton", dtype="bfloat16", tokens=70, heads=1, value_heads=1, key_width=128, value_width=64
+    )
+    inputs = make_inputs(op, case, "cpu")
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor]:
+        return op.chunk(**inputs.tokens, initial_state=inputs.initial_state, output_final_state=True, backend="triton")
+
+    with torch.no_grad():
+        alone = forward()
+    assert all(map(torch.equal, alone, forward()))
