@@ -74,6 +74,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="check --simulated: processes, one for op and size")
     parser.add_argument("--warm-jobs", type=int, default=0, help="time, cost: first compile in so many processes")
     parser.add_argument("--peer-configs", type=int, default=8, help="peers' tuning: configurations tried per kernel")
+    parser.add_argument("--peer-tuning", type=Path, help="time, cost: take what an earlier tuning of peers chose")
+    parser.add_argument("--heads-checked", type=int, default=0, metavar="H", help="check: heads; default by length")
     parser.add_argument("--budget-s", type=float, default=0.0, help="begin nothing new after so many seconds")
     parser.add_argument("--simulated", action="store_true", help="check: all ranks in this process")
     parser.add_argument("--peers", action="store_true")

@@ -38,6 +38,8 @@ def prepare(chosen: argparse.Namespace, budget: Budget, who: str) -> Agreements:
     Of rank 0, for all ranks.
     """
     tuning = Tuning(most=chosen.peer_configs)
+    if chosen.peer_tuning:
+        tuning.read(chosen.peer_tuning)
     if chosen.device == "cuda" and who != "kcpgen":  # ours is not tuned at the first call
         tuning.install(brief)
     found: list[Any] = [{}, tuning.known]
@@ -55,7 +57,7 @@ def _prepare(chosen: argparse.Namespace, budget: Budget, tuning: Tuning, who: st
     first, *others = cp_time.numbers(chosen.heads)
     start = time.monotonic()
     if chosen.warm_jobs:
-        shards = {"kcpgen": 1, "fla": SHARDS}
+        shards = {"kcpgen": 1, "fla": 1 if tuning.known else SHARDS}
         tasks = [(name, who, first, (i, shards[who])) for name, who in names for i in range(shards[who])]
         tasks += [(name, "kcpgen", heads, (0, 1)) for heads, (name, who) in product(others, names) if who == "kcpgen"]
         _compile(chosen, tasks, tuning, budget)

@@ -282,7 +282,7 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.to_end, prepared.sums,
+        prepared.U_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.to_end, prepared.sums,
         d_g, d_beta, d_q, d_k, d_p,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

@@ -24,7 +24,7 @@ from .prepare import Prepared
 
 @triton.jit
 def states_kernel(
-    w_out_0, U0_0,
+    w_out_0, U_0,
     decay_out_ptr,
     states, checkpoints_ptr, initial_state_ptr, runs_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
@@ -53,10 +53,10 @@ def states_kernel(
     for c in tl.range(0, chunks, num_stages=STAGES):
         at = (first_chunk + c) * HV + head
         w_out_0_tile = w_out_0.load([at * C, 0])
-        U0_0_tile = U0_0.load([at * C, block])
+        U_0_tile = U_0.load([at * C, block])
         decay_out = tl.load(decay_out_ptr + at)
         states.store([at * VP + block, 0], S_T.to(w_out_0_tile.dtype))
-        S_T = S_T * decay_out + dot(tl.trans(U0_0_tile), w_out_0_tile, PRECISION)
+        S_T = S_T * decay_out + dot(tl.trans(U_0_tile), w_out_0_tile, PRECISION)
 
 
 def scan_states(
@@ -74,7 +74,7 @@ def scan_states(
         return states
     states_kernel[(layout.run_count * prepared.heads * (prepared.value_width // block),)](
         tile_descriptor(prepared.w_out_0, C, prepared.key_width),
-        tile_descriptor(prepared.U0_0, C, block),
+        tile_descriptor(prepared.U_0, C, block),
         prepared.decay_out,
         tile_descriptor(states, block, prepared.key_width), checkpoints, initial_state, layout.runs,
         HV=prepared.heads, K=prepared.keys, V=prepared.values, C=C,

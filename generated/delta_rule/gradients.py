@@ -208,7 +208,7 @@ def gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], dA_0, dL_0_0, prepared.sums,
+        prepared.U_0, corrected_gradients[0], dA_0, dL_0_0, prepared.sums,
         d_beta, d_q, d_k,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

@@ -118,7 +118,7 @@ def score_gradients(
         beta, *beta.stride()[:3],
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
-        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], prepared.T_0_0, prepared.sums,
+        prepared.U_0, corrected_gradients[0], corrected_gradients[1], prepared.T_0_0, prepared.sums,
         dA_0, dL_0_0,
         d_v, d_beta,
         layout.chunks, v.shape[1],

@@ -24,7 +24,7 @@ from .prepare import Prepared
 
 @triton.jit
 def states_kernel(
-    write_0, U0_0,
+    write_0, U_0,
     states, checkpoints_ptr, initial_state_ptr, runs_ptr, chunks_ptr,
     H: tl.constexpr, IN_PLACE: tl.constexpr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
@@ -55,10 +55,10 @@ def states_kernel(
         S_T += tl.load(initial_state_ptr + (-1 - source) * (HV * K * V) + state_tile, mask=given, other=0.0)
     for c in tl.range(0, chunks, num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, IN_PLACE)
-        U0_0_tile = U0_0.load([at * C, block])
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
+        U_0_tile = U_0.load([at * C, block])
         states.store([at * VP + block, 0], S_T.to(write_0_tile.dtype))
-        S_T = S_T + dot(tl.trans(U0_0_tile), write_0_tile, PRECISION)
+        S_T = S_T + dot(tl.trans(U_0_tile), write_0_tile, PRECISION)
 
 
 def scan_states(
@@ -76,7 +76,7 @@ def scan_states(
         return states
     states_kernel[(layout.run_count * prepared.heads * (prepared.value_width // block),)](
         vector_descriptor(prepared.write_0, prepared.in_place, C, prepared.key_width),
-        tile_descriptor(prepared.U0_0, C, block),
+        tile_descriptor(prepared.U_0, C, block),
         tile_descriptor(states, block, prepared.key_width), checkpoints, initial_state, layout.runs, layout.chunks,
         H=prepared.input_heads, IN_PLACE=prepared.in_place,
         HV=prepared.heads, K=prepared.keys, V=prepared.values, C=C,

@@ -50,7 +50,7 @@ def transition_kernel(
     M_T = tl.where(columns[:, None] == keys[None, :], 1.0, 0.0)
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, IN_PLACE)
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
         W_0_tile = W_0.load([at * C, 0])
         X_0_T = dot_fp32(M_T, tl.trans(W_0_tile))
         M_T = M_T + dot_fp32(X_0_T, write_0_tile)

@@ -230,7 +230,7 @@ def far_gradients(
         scale,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2], dA_0,
+        prepared.U_0, prepared.U_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2], dA_0,
         dA_1, dL_1_0, dL_1_1,
         d_read, d_erase_1, d_write_0, d_write_1, dG_border, dG_end,
         layout.chunks,

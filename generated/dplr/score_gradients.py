@@ -124,7 +124,7 @@ def score_gradients(
     score_gradients_kernel[(layout.chunk_count * HV,)](
         v, *v.stride()[:3],
         do, *do.stride()[:3],
-        prepared.U0_0, prepared.U0_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2],
+        prepared.U_0, prepared.U_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2],
         prepared.T_1_1, prepared.L_1_0,
         dA_0, dA_1, dL_1_0, dL_1_1,
         d_v,

@@ -24,7 +24,7 @@ from .prepare import Prepared
 
 @triton.jit
 def states_kernel(
-    w_out_0, w_out_1, U0_0, U0_1,
+    w_out_0, w_out_1, U_0, U_1,
     decay_out_ptr,
     states, checkpoints_ptr, initial_state_ptr, runs_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
@@ -54,14 +54,14 @@ def states_kernel(
         at = (first_chunk + c) * HV + head
         w_out_0_tile = w_out_0.load([at * C, 0])
         w_out_1_tile = w_out_1.load([at * C, 0])
-        U0_0_tile = U0_0.load([at * C, block])
-        U0_1_tile = U0_1.load([at * C, block])
+        U_0_tile = U_0.load([at * C, block])
+        U_1_tile = U_1.load([at * C, block])
         decay_out = tl.load(decay_out_ptr + at * KP + keys)
         states.store([at * VP + block, 0], S_T.to(w_out_0_tile.dtype))
         S_T = (
             S_T * decay_out[None, :]
-            + dot(tl.trans(U0_0_tile), w_out_0_tile, PRECISION)
-            + dot(tl.trans(U0_1_tile), w_out_1_tile, PRECISION)
+            + dot(tl.trans(U_0_tile), w_out_0_tile, PRECISION)
+            + dot(tl.trans(U_1_tile), w_out_1_tile, PRECISION)
         )
 
 
@@ -81,8 +81,8 @@ def scan_states(
     states_kernel[(layout.run_count * prepared.heads * (prepared.value_width // block),)](
         tile_descriptor(prepared.w_out_0, C, prepared.key_width),
         tile_descriptor(prepared.w_out_1, C, prepared.key_width),
-        tile_descriptor(prepared.U0_0, C, block),
-        tile_descriptor(prepared.U0_1, C, block),
+        tile_descriptor(prepared.U_0, C, block),
+        tile_descriptor(prepared.U_1, C, block),
         prepared.decay_out,
         tile_descriptor(states, block, prepared.key_width), checkpoints, initial_state, layout.runs,
         HV=prepared.heads, K=prepared.keys, V=prepared.values, C=C,

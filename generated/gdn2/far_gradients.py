@@ -206,7 +206,7 @@ def far_gradients(
         use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.sums,
+        prepared.U_0, corrected_gradients[0], corrected_gradients[1], dA_0, dL_0_0, prepared.sums,
         d_read, d_erase_0, d_write_0, dG_border, dG_end,
         layout.chunks,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

@@ -169,7 +169,7 @@ def far_gradients(
         scale,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], dA_0,
+        prepared.U_0, corrected_gradients[0], dA_0,
         d_read, d_write_0, dG_border, dG_end,
         layout.chunks,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,

@@ -181,7 +181,7 @@ def gradients(
         scale,
         do, *do.stride()[:3],
         states.entering, states.leaving,
-        prepared.U0_0, corrected_gradients[0], dA_0, prepared.to_end,
+        prepared.U_0, corrected_gradients[0], dA_0, prepared.to_end,
         d_g, d_q, d_k,
         layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, V=V, C=C,

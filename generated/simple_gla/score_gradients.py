@@ -95,7 +95,7 @@ def score_gradients(
         v, *v.stride()[:3],
         g, *g.stride()[:3],
         do, *do.stride()[:3],
-        prepared.U0_0, corrected_gradients[0],
+        prepared.U_0, corrected_gradients[0],
         dA_0,
         d_v,
         layout.chunks, v.shape[1],

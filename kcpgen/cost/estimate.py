@@ -71,7 +71,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
         backward=_estimates(counting.backward, device, sizes, counting.C),
         forward_floor=_floor(inputs + output, flops, device, sizes),
         training_floor=_floor(3 * inputs + 2 * output, 3 * flops, device, sizes),
-        saved=counting.scratch,
+        saved=counting.saved,
         recomputed=(f"entering states but one in {CHECKPOINT}",),
     )
 

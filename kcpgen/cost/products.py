@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kcpgen.derivation.blocks import DIAGONALS
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 
 AXES = {
     **dict.fromkeys(("q_in", "a_in", "w_out", "W"), "CK"),
     **dict.fromkeys(("V", "U", "U0", "R", "O"), "CV"),
-    **dict.fromkeys(("A", "L", "T"), "CC"),
+    **dict.fromkeys(("A", "L", "T", "B"), "CC"),
     **dict.fromkeys(("S", "S_next"), "KV"),
 }
 
@@ -21,7 +22,7 @@ def flops(equations: Iterable[Equation], widths: Mapping[str, int]) -> float:
 
 def _monomial(monomial: Monomial, widths: Mapping[str, int]) -> float:
     """From the cheaper end: T (L V), not (T L) V. Scaling by a diagonal is no product."""
-    shapes = [_shape(factor, widths) for factor in monomial.factors if factor.name != "decay_out"]
+    shapes = [_shape(factor, widths) for factor in monomial.factors if factor.name not in DIAGONALS]
     return min(_chain(shapes), _chain([(n, m) for m, n in reversed(shapes)]))
 
 

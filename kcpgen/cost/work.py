@@ -14,8 +14,9 @@ from math import prod
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
+from kcpgen.emit import triton_values
 from kcpgen.emit.triton_prepare import rows_of_scores
-from kcpgen.emit.triton_scratch import field_of, in_place, row_decays, scratch
+from kcpgen.emit.triton_scratch import field_of, in_place, let_go, row_decays, scratch
 from kcpgen.plan import KernelPlan
 from kcpgen.runtime.layout import CHECKPOINT
 from kcpgen.runtime.split import added_steps, segment_counts
@@ -66,8 +67,11 @@ class Counting:
 
     @property
     def forward(self) -> tuple[KernelWork, ...]:
-        scan = self._serial("scan", self._equations("U", "O", "S_next"), {}, self._output("o"))
-        summary = self._summary(self._equations("U", "S_next"), {}, self._added[0])
+        corrected = tuple(triton_values.equations(self.plan).values())
+        rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
+        reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests]}
+        scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), reads, self._output("o"))
+        summary = self._summary((*corrected, *self._equations("S_next")), reads, self._added[0])
         return (self._prepare(), *summary, scan)
 
     @property
@@ -85,17 +89,27 @@ class Counting:
 
     @cached_property
     def scratch(self) -> dict[str, float]:
-        """What `prepare` leaves behind and the backward reads again; vectors read in place are none of it."""
-        fields = scratch(self.plan).items()
-        return {name: self._scratch_bytes(shape) for name, (shape, _) in fields if name not in self._vectors_in_place}
+        """What `prepare` leaves behind; vectors read in place are none of it."""
+        later = [*self._vectors_in_place, *(f"U_{e}" for e in self.plan.erasing)]
+        return {n: self._scratch_bytes(shape) for n, (shape, _) in scratch(self.plan).items() if n not in later}
+
+    @property
+    def saved(self) -> dict[str, float]:
+        """What the backward reads again, beside a state in a few chunks."""
+        kept = {name: size for name, size in self.scratch.items() if name not in let_go(self.plan)}
+        return {**kept, **self._values("U", self.plan.erasing)}
 
     @property
     def _vectors_in_place(self) -> dict[str, str]:
         """Vectors that serial kernels read where the inputs lie, by field: the input."""
-        if in_place(self.plan) == "False":
-            return {}
-        writes = self.plan.write if self.plan.plain_writes else ()
-        return {"read": self.plan.read.base, **{f"write_{j}": base for j, base in enumerate(writes)}}
+        found: dict[str, str] = {}
+        if in_place(self.plan) != "False":
+            writes = self.plan.write if self.plan.plain_writes else ()
+            found |= {"read": self.plan.read.base, **{f"write_{j}": base for j, base in enumerate(writes)}}
+        if triton_values.in_place(self.plan) != "False":
+            fields = triton_values.value_fields(self.plan)
+            found |= {name: triton_values.input_of(self.plan, name) for name in fields}
+        return found
 
     @property
     def inputs(self) -> dict[str, float]:
@@ -108,9 +122,11 @@ class Counting:
         return 2 * self.sizes.K * self.sizes.V * (1 + len(self.plan.terms) + len(self.plan.erasing))
 
     def _prepare(self) -> KernelWork:
-        solved = [e for e in self.plan.form.solved if e.target.name in ("W", "U0")]
+        solved = [e for e in self.plan.form.solved if e.target.name == "W"]
         scores = 2 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
-        return self._parallel("prepare", self.inputs, self.scratch, scores + self._solve + self._flops(solved))
+        passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
+        reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
+        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved))
 
     def _states(self) -> KernelWork:
         """In runs of a few chunks, side by side."""
@@ -152,8 +168,8 @@ class Counting:
 
     @property
     def _corrected(self) -> dict[str, float]:
-        """Corrected values, which the forward left in the place of those of a zero entering state."""
-        return {f"U0_{j}": self.scratch[f"U0_{j}"] for j in self.plan.terms}
+        """Corrected values, which the forward left for the backward."""
+        return self._values("U", self.plan.terms)
 
     @property
     def _corrected_gradients(self) -> dict[str, float]:

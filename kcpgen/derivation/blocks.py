@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-DIAGONALS = ("decay_out",)  # equal to their own transpose
+DIAGONALS = ("decay_out", "strength")  # equal to their own transpose
 
 
 @dataclass(frozen=True, kw_only=True)

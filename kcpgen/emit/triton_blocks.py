@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kcpgen.derivation.blocks import DIAGONALS
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 
 
@@ -14,7 +15,7 @@ def variable(factor: Factor) -> str:
 
 
 def math(equation: Equation) -> str:
-    """The equation for a person, e.g. `U_0 = U0_0 + W_0 S`."""
+    """The equation for a person, e.g. `U_0 = B_0_0 V_0 + W_0 S`."""
     text = _signed(equation.terms, _juxtaposed)
     return f"{variable(equation.target)} = " + (f"{equation.mask}({text})" if equation.mask else text)
 
@@ -39,6 +40,7 @@ class BlockPrinter:
     of scratch, named `<variable><tile_suffix>`. A transposed printer holds accumulators transposed, in `<variable>_T`,
     and writes every equation transposed: (A U)^T = U^T A^T.
     in_two: tiles that scratch holds as a rounded part and its rest, `<variable>_rest`; they enter products in two dots.
+    in_sum: tiles held in two such parts, whose rest counts where they stand alone only.
     kept_whole: accumulators that enter products as a rounded part and its rest too, `<variable>_low` and `_rest`.
     turned: tiles that scratch holds transposed, in `<variable>_T`.
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
@@ -51,6 +53,7 @@ class BlockPrinter:
     accumulators: frozenset[str]
     rename: Mapping[str, str]
     in_two: frozenset[str] = frozenset()
+    in_sum: frozenset[str] = frozenset()
     kept_whole: frozenset[str] = frozenset()
     turned: frozenset[str] = frozenset()
     tile_suffix: str = ""
@@ -77,17 +80,21 @@ class BlockPrinter:
         return _signed(terms, self.monomial)
 
     def monomial(self, term: Monomial) -> str:
-        factors = [f for f in term.factors if f.name != "decay_out"]
+        factors = [f for f in term.factors if f.name not in DIAGONALS]
         if self.transposed:
             factors = [replace(f, transposed=not f.transposed) for f in reversed(factors)]
         code = self._product(factors)
-        scaled = len(factors) < len(term.factors) and self.decay
-        return f"{code} * {self._decay_factor()}" if scaled else code
+        (diagonal, *_) = [*(f for f in term.factors if f not in factors and f.name in DIAGONALS), None]
+        scale = "" if diagonal is None else self._diagonal(diagonal)
+        return f"{code} * {scale}" if scale else code
 
     def _product(self, factors: Sequence[Factor]) -> str:
         if len(factors) == 1:
-            held = factors[0].name in self.accumulators
-            return self.name(factors[0]) if held else f"{self.operand(factors[0])}.to(tl.float32)"
+            (only,) = factors
+            if only.name in self.accumulators:
+                return self.name(only)
+            whole = f"{self.operand(only)}.to(tl.float32)"
+            return f"({whole} + {self._rest(only)}.to(tl.float32))" if only.name in self.in_sum else whole
         left, right = factors
         rows = self.row_decays.get(right.name)
         if rows and not right.transposed:
@@ -107,12 +114,15 @@ class BlockPrinter:
         return " + ".join(f"dot({a}, {b}, PRECISION)" for a, b in parts)
 
     def _rest(self, factor: Factor) -> str:
-        return self.operand(factor).replace(self.name(factor), f"{self.name(factor)}_rest")
+        name = self.name(factor)
+        return self.operand(factor).replace(name, f"{name.removesuffix(self.tile_suffix)}_rest{self.tile_suffix}")
 
-    def _decay_factor(self) -> str:
-        if not self.decay_axis:
-            return self.decay
-        return f"{self.decay}[None, :]" if self.transposed else f"{self.decay}[:, None]"
+    def _diagonal(self, factor: Factor) -> str:
+        """The scaling that a diagonal matrix is; "" for a decay that there is not."""
+        name, is_number = variable(factor), False
+        if factor.name == "decay_out":
+            name, is_number = self.decay, not self.decay_axis
+        return name if is_number else f"{name}[None, :]" if self.transposed else f"{name}[:, None]"
 
     def assign(self, equation: Equation) -> str:
         return f"{self.name(equation.target)} = {self.right_side(equation.terms)}"

@@ -39,7 +39,7 @@ def chunk_tensors(plan: KernelPlan) -> list[str]:
     """What the launcher passes for `chunk_operands`."""
     scores = score_gradients(plan)
     return [
-        *(f"prepared.U0_{j}" for j in plan.terms),
+        *(f"prepared.U_{j}" for j in plan.terms),
         *(f"corrected_gradients[{i}]" for i in range(len(chunk_operands(plan)) - len(plan.terms) - len(scores))),
         *scores,
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+from kcpgen.emit import triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
@@ -17,7 +18,6 @@ from kcpgen.emit.triton_prologue import (
     launch_arguments,
     load_inputs,
     load_params,
-    masked,
     pair_decays,
     parameters,
     printer,
@@ -25,10 +25,18 @@ from kcpgen.emit.triton_prologue import (
     running_decay,
     starts,
 )
-from kcpgen.emit.triton_scratch import allocated_first, allocation, field_type, in_place, passed, row_decays, scratch
+from kcpgen.emit.triton_scratch import (
+    allocated_first,
+    allocation,
+    field_type,
+    in_place,
+    let_go,
+    passed,
+    row_decays,
+    scratch,
+)
 from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
-from kcpgen.tokenwise import split_scalar
 
 
 def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
@@ -44,7 +52,7 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         "solve": _solve(plan),
         "solved_scores": _solved_scores(plan),
         "solved_keys": _solved_keys(plan) if plan.erasing else [],
-        "value_operands": _value_operands(plan),
+        "value_operands": triton_values.store_values(plan),
     }
     return render(
         "prepare.py.jinja",
@@ -53,16 +61,20 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         equations=_equations(plan),
         device_functions=device_functions(chain.from_iterable(body.values())),
         scratch_fields=[[name, field_type(plan, name), meaning] for name, (_, meaning) in fields.items()],
+        let_go=let_go(plan),
         scratch_allocations=[[name, allocation(plan, name, shape)] for name, (shape, _) in fields.items()],
         in_place=in_place(plan),
+        values_in_place=triton_values.in_place(plan),
         allocated_first=allocated_first(plan),
         host_functions=[
             "PrepareTiles",
-            *(["readable_in_place"] if "readable" in in_place(plan) else []),
+            *(["readable_in_place"] if "readable" in in_place(plan) + triton_values.in_place(plan) else []),
             *(["room_within"] if allocated_first(plan) else []),
         ],
         scratch_pointers=in_rows(f"{name}_ptr" for name in fields),
         scratch_tensors=in_rows(passed(plan, name) for name in fields),
+        waiting_pointers=["work_ptr", *(f"{name}_ptr" for name in waiting_rests(plan))] if plan.decay_axis else [],
+        waiting_rooms=["scratch(C, KP)" for _ in waiting_rests(plan)],
         exchanges=int(bool(plan.decay_axis)),
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
@@ -71,7 +83,8 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
 
 def _equations(plan: KernelPlan) -> list[str]:
     solve = ["T = (I - L)^-1"] if plan.erasing else []
-    return [*solve, *(math(e) for e in plan.form.solved if e.target.name in ("W", "U0"))]
+    weights = [math(e) for e in plan.form.solved if e.target.name == "W"]
+    return [*solve, *weights, *triton_values.block_equations(plan)]
 
 
 def _scalar_decay(plan: KernelPlan) -> list[str]:
@@ -211,12 +224,12 @@ def _scores_vector(plan: KernelPlan) -> str:
 
 
 def _solve(plan: KernelPlan) -> list[str]:
-    """The blocks T_i_e of (I - L)^-1, and the erase scores that the values need rounded."""
+    """The blocks T_i_e of (I - L)^-1."""
     lines = _solve_together(plan) if len(plan.erasing) > 1 else []
     for i in plan.erasing if not lines else ():
         place = f"T_{i}_{i}_ptr + at * (C * C)"
         lines.append(f"T_{i}_{i} = unit_lower_inverse(L_{i}_{i}, {place}, rows, C, LEVELS, PRECISION)")
-    return [*lines, *(f"L_{i}_{p}_low = L_{i}_{p}.to(LOW)" for i in plan.erasing for p in plan.pure_writes)]
+    return lines
 
 
 def _solve_together(plan: KernelPlan) -> list[str]:
@@ -276,8 +289,22 @@ def _key_operands(plan: KernelPlan) -> list[str]:
     for i, row in plan.erase.items():
         exponent = "G_before" if row.exclusive else "G"
         vector = decayed(plan, exponent) if plan.decay_axis else ""  # one number per token goes onto T, in fp32
-        lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(base_variable(plan, row.base) + vector)})")
+        erase = base_variable(plan, row.base) + vector
+        if not waiting_rests(plan):
+            lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(erase)})")
+            continue
+        lines += [
+            f"a_in_{i} = {erase}",
+            f"a_in_{i}_low = a_in_{i}.to(LOW)",
+            f"tl.store(W_{i}_ptr + key_tile, a_in_{i}_low)",
+        ]
+        lines.append(f"tl.store(a_in_{i}_rest_ptr + key_tile, (a_in_{i} - a_in_{i}_low.to(tl.float32)).to(LOW))")
     return lines
+
+
+def waiting_rests(plan: KernelPlan) -> list[str]:
+    """Of erase vectors that wait for the solve: what rounding left of them, where it would be a gradient's noise."""
+    return [f"a_in_{e}_rest" for e in plan.erasing if plan.erases_apart and not plan.decays_rows]
 
 
 def _solved_scores(plan: KernelPlan) -> list[str]:
@@ -286,8 +313,9 @@ def _solved_scores(plan: KernelPlan) -> list[str]:
     for i in plan.erasing:
         for e in together:
             lines += [f"if T_{i}_{e}_ptr is not None:", f"    tl.store(T_{i}_{e}_ptr + score_tile, T_{i}_{e})"]
-        lines += [f"tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}_low)" for p in plan.pure_writes]
-    return lines
+        for p in plan.pure_writes:
+            lines += [f"if L_{i}_{p}_ptr is not None:", f"    tl.store(L_{i}_{p}_ptr + score_tile, L_{i}_{p}.to(LOW))"]
+    return [*lines, *triton_values.store_strengths(plan), *triton_values.store_blocks(plan)]
 
 
 def _solved_keys(plan: KernelPlan) -> list[str]:
@@ -298,7 +326,10 @@ def _solved_keys(plan: KernelPlan) -> list[str]:
         for e in plan.erasing:
             negative = plan.erase[e].coefficient.could_extract_minus_sign()
             sign = ("-" if negative else "") if not solved else " - " if negative else " + "
-            solved += f"{sign}dot_whole({_scaled_inverse(plan, i, e)}, a_in_{e}_low, PRECISION)"
+            inverse = _scaled_inverse(plan, i, e)
+            solved += f"{sign}dot_whole({inverse}, a_in_{e}_low, PRECISION)"
+            if waiting_rests(plan):
+                solved += f"{sign or ' + '}dot({rounded(inverse)}, a_in_{e}_rest, PRECISION)"
         lines.append(f"tl.store(W_{i}_ptr + key_tile, {rounded(solved)})")
     return lines
 
@@ -306,6 +337,7 @@ def _solved_keys(plan: KernelPlan) -> list[str]:
 def _waiting_erases(plan: KernelPlan) -> list[str]:
     tile = "key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]"
     loads = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
+    loads += [f"{name} = tl.load({name}_ptr + key_tile)" for name in waiting_rests(plan)]
     return [tile, *loads, "tl.debug_barrier()  # before any thread writes over what another has to read"]
 
 
@@ -345,51 +377,3 @@ def _scaled_inverse(plan: KernelPlan, i: int, e: int) -> str:
     if plan.decay_axis == "":
         factors.append(f"tl.exp2({'G_before' if row.exclusive else 'G'})[None, :]")
     return f"T_{i}_{e}" + (f" * {' * '.join(factors)}" if factors else "")
-
-
-def _value_operands(plan: KernelPlan) -> list[str]:
-    inputs = plan.inputs_on("V")
-    lines = [
-        *load_inputs(plan, inputs),
-        *load_params(plan, [p for p in plan.spec.params if p.axis == "V"]),
-        *apply_rewrites(plan, [i.name for i in inputs], backward=False),
-    ]
-    for j in plan.pure_writes:
-        lines.append(f"value_{j}_low = {rounded(_value(plan, j))}")
-        lines.append(f"tl.store(U0_{j}_ptr + value_tile, value_{j}_low)")
-    for e in plan.erasing:
-        reads = [f"dot(L_{e}_{p}_low, value_{p}_low, PRECISION)" for p in plan.pure_writes]
-        own = [] if plan.values[e] == 0 else [_value(plan, e)]
-        if own and not reads and scaled_value(plan, e):
-            own = [_scaled_base(plan, e)]
-        seen = " + ".join([*own, *reads]) or "tl.zeros((C, BV), tl.float32)"
-        lines.append(f"seen_{e}_low = {rounded(seen)}")
-    for i in plan.erasing:
-        solved = " + ".join(f"dot_whole({_value_inverse(plan, i, e)}, seen_{e}_low, PRECISION)" for e in plan.erasing)
-        lines.append(f"tl.store(U0_{i}_ptr + value_tile, {rounded(solved)})")
-    return lines
-
-
-def scaled_value(plan: KernelPlan, e: int) -> bool:
-    """Whether the value of an erasing term is a number per token times the rest, and nothing else enters its solve."""
-    return not plan.pure_writes and split_scalar(plan.values[e], _axes(plan))[0] != 1
-
-
-def _axes(plan: KernelPlan) -> dict[str, str]:
-    return {**plan.spec.axes, **{s.name: "" for s in plan.sums}}
-
-
-def _scaled_base(plan: KernelPlan, e: int) -> str:
-    base = split_scalar(plan.values[e], _axes(plan))[1]
-    return masked(plan, base, "V", printer(plan).code(base, "V"))
-
-
-def _value_inverse(plan: KernelPlan, i: int, e: int) -> str:
-    if not scaled_value(plan, e):
-        return f"T_{i}_{e}"
-    code, coefficient = printer(plan), split_scalar(plan.values[e], _axes(plan))[0]
-    return f"T_{i}_{e} * {code.atom(coefficient, '')}" + ("[None, :]" if code.varies_by_token(coefficient) else "")
-
-
-def _value(plan: KernelPlan, j: int) -> str:
-    return masked(plan, plan.values[j], "V", printer(plan).code(plan.values[j], "V"))

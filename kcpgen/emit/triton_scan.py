@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
+from kcpgen.emit import triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import BlockPrinter, math
 from kcpgen.emit.triton_imports import device_functions
@@ -15,11 +16,16 @@ from kcpgen.plan import KernelPlan
 
 
 def emit_scan(plan: KernelPlan) -> str:
-    equations = [e for e in plan.form.solved if e.target.name in ("U", "O", "S_next")]
-    values = {e.target.index[0]: e for e in equations if e.target.name == "U"}
-    out = _printer(plan, {"S", "U"}, {"S_next": "S"})
+    equations = [e for e in plan.form.solved if e.target.name in ("O", "S_next")]
+    values = triton_values.equations(plan)
+    out = replace(
+        _printer(plan, {"S", "U"}, {"S_next": "S"}), in_sum=frozenset({"V"} if triton_values.in_parts(plan) else ())
+    )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
-    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms])
+    raw = triton_values.value_fields(plan)
+    operands = _operands(plan, value_operands=[f"U_{p}" for p in plan.pure_writes])
+    if raw:
+        operands["descriptors"] = ["tile_descriptor", "vector_descriptor"]
     body = {
         "written": _corrected(out, [values[p] for p in plan.pure_writes], "U"),
         "correct": _corrected(whole, [values[e] for e in plan.erasing], "U"),
@@ -30,9 +36,14 @@ def emit_scan(plan: KernelPlan) -> str:
         "scan.py.jinja",
         **operands,
         **body,
-        device_functions=_functions(operands, *body.values()),
-        equations=[math(e) for e in equations],
-        corrected=[[f"U_{i}", f"U0_{i}"] for i in plan.erasing],
+        device_functions=_functions(operands, *body.values(), ["load_vectors("] if raw else []),
+        equations=[math(e) for e in [*values.values(), *equations]],
+        raw_values=raw,
+        raw_loads=[f"{name}_tile = {_load_raw(name)}" for name in raw],
+        raw_tensors=[f"vector_descriptor(prepared.{name}, prepared.values_in_place, C, block)," for name in raw],
+        blocks=list(triton_values.blocks(plan)),
+        strengths=list(triton_values.strengths(plan)),
+        corrected=[f"U_{i}" for i in plan.erasing],
     )
 
 
@@ -42,9 +53,8 @@ def emit_states(plan: KernelPlan) -> str:
     named = replace(
         out,
         low=f"{field_of(plan, 'w_out_0')}_tile.dtype",
-        rename={**out.rename, **{f"U_{j}": f"U0_{j}" for j in plan.terms}},
     )
-    operands = _operands(plan, value_operands=[f"U0_{j}" for j in plan.terms], reads=False, erases=False)
+    operands = _operands(plan, value_operands=[f"U_{j}" for j in plan.terms], reads=False, erases=False)
     del operands["score_operands"]
     line = named.assign(advance)
     return render(
@@ -76,11 +86,16 @@ def emit_reverse(plan: KernelPlan) -> str:
     )
 
 
+def _load_raw(name: str) -> str:
+    return f"load_vectors({name}, batch, head, first + c * C, first_chunk + c, head, block, VALUES_IN_PLACE)"
+
+
 def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
     vectors = {name: field_of(plan, name) for name in ["q_in", *(f"w_out_{j}" for j in plan.terms)]}
+    values = {f"V_{e}": f"value_{e}" for e in plan.erasing} | {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
     return BlockPrinter(
         accumulators=frozenset({*accumulators, *rename.values(), *rename}),
-        rename={**vectors, **rename},
+        rename={**vectors, **values, **rename},
         tile_suffix="_tile",
         transposed=True,
         decay="" if plan.decay_axis is None else "decay_out",

@@ -86,7 +86,7 @@ def _solve_operands(plan: KernelPlan) -> list[str]:
 def _launch_operands(plan: KernelPlan) -> list[str]:
     gradients = [f"corrected_gradients[{i}]" for i in range(len(per_token_operands(plan)) - len(plan.terms))]
     return [
-        *(f"prepared.U0_{j}" for j in plan.terms),
+        *(f"prepared.U_{j}" for j in plan.terms),
         *gradients,
         *(f"prepared.{name}" for name in _solve_operands(plan)),
     ]

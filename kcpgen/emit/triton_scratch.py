@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kcpgen.emit import triton_values
 from kcpgen.plan import KernelPlan
 
 
@@ -12,11 +13,16 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     for j in plan.terms:
         fields[writes[j]] = ("C, KP", meanings[1])
         fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
-        fields[f"U0_{j}"] = (
-            "C, VP",
-            "[NT, HV, C, VP] corrected values of a zero entering state; a scan that keeps leaves U there",
-        )
+    for p in plan.pure_writes:
+        fields[f"U_{p}"] = ("C, VP", "[NT, HV, C, VP] values that are written as they are")
+    for name in triton_values.value_fields(plan):
+        place = "" if triton_values.in_place(plan) == "False" else ", or an input"
+        meaning = "what rounding left of them" if name.endswith("_rest") else f"values before any erase{place}"
+        fields[name] = ("C, VP", f"[NT, HV, C, VP] {meaning}")
+    for name, (i, j) in triton_values.blocks(plan).items():
+        fields[name] = ("C, C", f"[NT, HV, C, C] what corrected value {i} takes of earlier tokens' value {j}")
     for i in plan.erasing:
+        fields[f"U_{i}"] = ("C, VP", "[NT, HV, C, VP] corrected values, once the scan has run")
         fields[f"W_{i}"] = ("C, KP", "[NT, HV, C, KP] what the solved erases read of the entering state")
         for e in plan.erasing:
             fields[f"T_{i}_{e}"] = ("C, C, dtype=torch.float32", "[NT, HV, C, C] fp32, block of (I - L)^-1")
@@ -25,6 +31,8 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     if plan.decay_axis is not None:
         width = "KP, dtype=torch.float32" if plan.decay_axis else "dtype=torch.float32"
         fields["decay_out"] = (width, f"[NT, HV{', KP' if plan.decay_axis else ''}] fp32, decay over the whole chunk")
+    for name in triton_values.strengths(plan):
+        fields[name] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, what scales a value as a whole")
     for name, start in row_decays(plan).values():
         fields[name] = ("C, dtype=torch.float32", f"[NT, HV, C] fp32, {start}")
     if plan.decay_axis == "":
@@ -72,12 +80,22 @@ def optional(plan: KernelPlan, name: str) -> str:
     """Host code: when a field is scratch, "" for always."""
     if plan.decays_rows and name.startswith(("read", "write")):
         return "not in_place"
+    if name.startswith("value_"):
+        return "not values_in_place" if triton_values.in_place(plan) != "False" else ""
     solved_elsewhere = name.startswith("T_") and len(plan.erasing) > 1
-    return "differentiable" if solved_elsewhere or name == "sums" else ""
+    corrected = name in [f"U_{e}" for e in plan.erasing]
+    for_backward = solved_elsewhere or corrected or name.startswith("L_") or name == "sums"
+    return "differentiable" if for_backward else ""
+
+
+def let_go(plan: KernelPlan) -> list[str]:
+    """What only the forward's scan reads."""
+    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan)]
 
 
 def field_type(plan: KernelPlan, name: str) -> str:
-    return "torch.Tensor | None" if optional(plan, name) == "differentiable" else "torch.Tensor"
+    missing = optional(plan, name) == "differentiable" or name in let_go(plan)
+    return "torch.Tensor | None" if missing else "torch.Tensor"
 
 
 def allocation(plan: KernelPlan, name: str, shape: str) -> str:
@@ -86,6 +104,8 @@ def allocation(plan: KernelPlan, name: str, shape: str) -> str:
         return f"scratch({shape}) if differentiable else room_within(W_{plan.erasing[0]}, C, C)"
     if _solved_in_passing(plan) and name.startswith("W_"):
         return name
+    if condition == "not values_in_place":
+        return f"{triton_values.input_of(plan, name)} if values_in_place else scratch({shape})"
     if condition != "not in_place":
         return f"scratch({shape})" + (f" if {condition} else None" if condition else "")
     if in_place(plan) == "False":
@@ -107,10 +127,13 @@ def _solved_in_passing(plan: KernelPlan) -> bool:
 def passed(plan: KernelPlan, name: str) -> str:
     condition = optional(plan, name)
     given = f"prepared.{name}"
+    if condition == "not values_in_place":
+        return f"None if values_in_place else {given}"
     return f"None if in_place else {given}" if condition == "not in_place" and in_place(plan) != "False" else given
 
 
 def field_of(plan: KernelPlan, vector: str) -> str:
-    """The field that holds a vector of the derivation: q_in, w_out_j or W_i."""
+    """The field that holds a vector of the derivation: q_in, w_out_j, W_i or V_j."""
     read, writes, _ = vector_fields(plan)
-    return {"q_in": read, **{f"w_out_{j}": writes[j] for j in plan.terms}}.get(vector, vector)
+    values = {f"V_{e}": f"value_{e}" for e in plan.erasing} | {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
+    return {"q_in": read, **{f"w_out_{j}": writes[j] for j in plan.terms}, **values}.get(vector, vector)

@@ -339,7 +339,7 @@ class _Chunked(torch.autograd.Function):
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
-        ctx.prepared = op.prepared
+        ctx.prepared = op.prepared.for_backward()
         ctx.checkpoints = op.checkpoints
         ctx.inner = op.inner
         return op.o, final

@@ -104,7 +104,7 @@ def choose_tiles(
             value_width=value_width,
             key_block=min(key_width, 32 if terms > 1 or fp32 else 64),
             value_block=parallel,
-            warps=2 if chunk < 64 else 4,  # tiles of 32 tokens: more warps would repeat each other's products
+            warps=2,  # more would repeat each other's products, or each hold less of what the solve walks through
         ),
         scan=scan,
         states=scan,

@@ -42,12 +42,12 @@ def load_column(base, stride, rows, height):
 
 
 @triton.jit
-def load_vectors(source, batch, input_head, token, chunk, head, IN_PLACE: tl.constexpr):
-    """[C, KP] vectors of one chunk and head, as `vector_descriptor` has them: an input's, or those in scratch."""
+def load_vectors(source, batch, input_head, token, chunk, head, column, IN_PLACE: tl.constexpr):
+    """[C, columns] of the vectors of one chunk and head, as `vector_descriptor` has them: an input's, or in scratch."""
     if IN_PLACE:
-        tile = source.load([batch.to(tl.int32), input_head, token.to(tl.int32), 0])
+        tile = source.load([batch.to(tl.int32), input_head, token.to(tl.int32), column])
     else:
-        tile = source.load([chunk, head, 0, 0])
+        tile = source.load([chunk, head, 0, column])
     return tile.reshape(tile.shape[2], tile.shape[3])
 
 

@@ -17,7 +17,7 @@ from kcpgen.verify.inputs import make_inputs
 from kcpgen.verify.op import Op, load_op
 
 GENERATED = Path(__file__).resolve().parents[3] / "generated"
-SIZES = {"heads": 1, "value_heads": 2, "key_width": 16, "value_width": 16}
+SIZES = {"heads": 1, "value_heads": 2, "key_width": 16, "value_width": 64}
 
 
 def decide(op: Op, monkeypatch: pytest.MonkeyPatch, answer: bool | None = None) -> list[bool]:
@@ -41,7 +41,8 @@ def test_reading_in_place_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPa
     decided = decide(op, monkeypatch)
     found = evaluate(op.chunk, inputs, case, backend="triton")
     found = {name: x.clone() for name, x in found.items()}
-    assert decided == [True]
+    assert decided
+    assert all(decided)
     decide(op, monkeypatch, answer=False)
     expected = evaluate(op.chunk, inputs, case, backend="triton")
     assert [name for name, x in expected.items() if not torch.equal(found[name], x)] == []
@@ -58,7 +59,7 @@ def test_what_is_not_finite_stays_in_its_sequence(border: int, in_place: bool, m
     for x in inputs.tokens.values():
         x.data[:, border:] = math.nan
     after = evaluate(op.chunk, inputs, case, backend="triton")
-    assert decided == [in_place] * 2
+    assert set(decided) == {in_place}
     assert torch.equal(after["o"][:, :border], before["o"][:, :border])
     assert torch.equal(after["final_state"][0], before["final_state"][0])
     assert all(torch.equal(after[f"d{name}"][:, :border], before[f"d{name}"][:, :border]) for name in inputs.tokens)
