@@ -264,7 +264,9 @@ class Counting:
     @cached_property
     def segments(self) -> int:
         """Into how many segments each sequence is cut."""
-        return segment_counts([self._chunks] * self.sizes.B, **self._device)[0]
+        chunks = [self._chunks] * self.sizes.B
+        programs, inner, processors = self._device.values()
+        return segment_counts(chunks, programs=programs, transition_programs=inner, multiprocessors=processors)[0]
 
     @property
     def _added(self) -> tuple[float, float]:

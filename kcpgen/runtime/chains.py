@@ -2,8 +2,9 @@
 
     S[j + 1] = M[j] S[j] + S_ext[j]     backward    dS[j] = M[j]^T dS[j + 1] + dS_ext[j]
 
-The first segment starts from the sequence's own initial state, which its S_ext has in it already, and so does the last
-one's dS_ext the gradient of the final state: M is that of inner segments only.
+Where the sequence's own initial state is known before summaries are made, the first segment starts from it, and its
+S_ext has it in it already; so has the last one's dS_ext the gradient of the final state: M is that of inner segments
+only. What is made while that state is still awaited (`ahead`) starts from zero, and has an M for every summary.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kcpgen.runtime.context_parallel.payload import Kind
 def fold_kernel(
     chains_ptr, given_ptr, summaries_ptr, transitions_ptr, states_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BACKWARD: tl.constexpr, GIVEN: tl.constexpr,
+    BACKWARD: tl.constexpr, GIVEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Dense M. One program folds BV columns of one head's state along one chain, handing it on through `states`."""
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -37,13 +38,14 @@ def fold_kernel(
         sequence = tl.load(chains_ptr + 3 * chain + 2).to(tl.int64)
         S += tl.load(given_ptr + (sequence * HV + head) * K * V + tile, mask=inside, other=0.0)
     tl.store(states_ptr + ((first + steps if BACKWARD else first) * HV + head) * K * V + tile, S, mask=inside)
+    tl.debug_barrier()
     for step in tl.range(0, steps, num_stages=1):  # nothing may be loaded ahead: a step reads what the last one stored
         at = steps - 1 - step if BACKWARD else step
         target = first + at if BACKWARD else first + at + 1
         S = tl.load(summaries_ptr + ((first - chain + at) * HV + head) * K * V + tile, mask=inside, other=0.0)
-        if step > 0:
+        if step >= (0 if AHEAD else 1):
             source = target + 1 if BACKWARD else target - 1
-            inner = first - 2 * chain + (at if BACKWARD else at - 1)
+            inner = first - chain + at if AHEAD else first - 2 * chain + (at if BACKWARD else at - 1)
             M_ptr = transitions_ptr + (inner * HV + head) * K * K
             S_ptr = states_ptr + (source * HV + head) * K * V
             for start in tl.static_range(0, KP, BK):
@@ -61,7 +63,7 @@ def fold_kernel(
 def fold_decays_kernel(
     chains_ptr, given_ptr, summaries_ptr, transitions_ptr, states_ptr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr,
-    DECAY: tl.constexpr, BACKWARD: tl.constexpr, GIVEN: tl.constexpr,
+    DECAY: tl.constexpr, BACKWARD: tl.constexpr, GIVEN: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Likewise for M of K numbers a head (DECAY 2), of one (1), or none at all (0)."""
     blocks: tl.constexpr = (V + BV - 1) // BV
@@ -79,15 +81,17 @@ def fold_decays_kernel(
         sequence = tl.load(chains_ptr + 3 * chain + 2).to(tl.int64)
         S += tl.load(given_ptr + (sequence * HV + head) * K * V + tile, mask=inside, other=0.0)
     tl.store(states_ptr + ((first + steps if BACKWARD else first) * HV + head) * K * V + tile, S, mask=inside)
-    S = tl.zeros((KP, BV), tl.float32)
+    if not AHEAD:
+        S = tl.zeros((KP, BV), tl.float32)
     for step in tl.range(0, steps):
         at = steps - 1 - step if BACKWARD else step
         target = first + at if BACKWARD else first + at + 1
-        inner = (first - 2 * chain + (at if BACKWARD else at - 1)) * HV + head
+        inner = (first - chain + at if AHEAD else first - 2 * chain + (at if BACKWARD else at - 1)) * HV + head
+        there = step >= (0 if AHEAD else 1)
         if DECAY == 2:
-            S *= tl.load(transitions_ptr + inner * K + rows, mask=(rows < K) & (step > 0), other=0.0)[:, None]
+            S *= tl.load(transitions_ptr + inner * K + rows, mask=(rows < K) & there, other=0.0)[:, None]
         if DECAY == 1:
-            S *= tl.load(transitions_ptr + inner, mask=step > 0, other=0.0)
+            S *= tl.load(transitions_ptr + inner, mask=there, other=0.0)
         S += tl.load(summaries_ptr + ((first - chain + at) * HV + head) * K * V + tile, mask=inside, other=0.0)
         tl.store(states_ptr + (target * HV + head) * K * V + tile, S, mask=inside)
 
@@ -126,19 +130,22 @@ def fold(
     states: Tensor,
     *,
     backward: bool,
+    ahead: bool = False,
 ) -> None:
     """Fill `states` [segments, HV, K, V] fp32: what enters each segment, or backward the gradient of what leaves it.
 
     chains: int32 [n, 3], of each the first row, the number of segments, the number of the sequence. given: the state
     that enters each sequence (leaves it, backward), [N, HV, K, V], None for zero. summaries: S_ext of all segments but
     the last of each chain (the first, backward), [segments - n, HV, K, V]. transitions: M of those that are neither,
-    [segments - 2 n, HV, ...], None for the identity.
+    [segments - 2 n, HV, ...], or where both were made `ahead` of `given`, of all that have a summary; None for the
+    identity.
     """
     HV, K, V = states.shape[1:]
     KP, BV = max(16, triton.next_power_of_2(K)), 16  # few columns a program: a chain is serial, its programs are few
     grid = (len(chains) * HV * triton.cdiv(V, BV),)
     tensors = (chains, given, summaries, transitions, states)
-    sizes = {"HV": HV, "K": K, "V": V, "KP": KP, "BV": BV, "BACKWARD": backward, "GIVEN": given is not None}
+    sizes = {"HV": HV, "K": K, "V": V, "KP": KP, "BV": BV}
+    sizes |= {"BACKWARD": backward, "GIVEN": given is not None, "AHEAD": ahead}
     if kind == "dense":
         fold_kernel[grid](*tensors, BK=min(KP, 32), num_warps=8 if KP > 128 else 4, **sizes)
     else:

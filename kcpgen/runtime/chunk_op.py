@@ -30,6 +30,7 @@ from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, scratch_dt
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
+from kcpgen.runtime.split import ALONE, Neighbours
 from kcpgen.runtime.streams import beside, join
 
 Launcher = Callable[..., Any]
@@ -95,6 +96,7 @@ class Run:
             prepared.heads * (prepared.value_width // self.tiles.scan.value_block),
             prepared.heads * max(1, prepared.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
+            ALONE if self.cp is None else Neighbours(before=self.cp.shard.receives, after=self.cp.shard.sends),
             sequences,
         )
 
@@ -108,6 +110,7 @@ def _pieces(
     programs: int,
     transition_programs: int,
     processors: int,
+    neighbours: Neighbours,
     sequences: range,
 ) -> Pieces | None:
     """All sequences of a layout decide on the segments of each, whichever are asked for."""
@@ -116,7 +119,11 @@ def _pieces(
         counts = split.equal_segments(chunks, asked)
     else:
         counts = split.segment_counts(
-            chunks, programs=programs, transition_programs=transition_programs, multiprocessors=processors
+            chunks,
+            programs=programs,
+            transition_programs=transition_programs,
+            multiprocessors=processors,
+            neighbours=neighbours,
         )
     some = counts[sequences.start : sequences.stop]
     return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
@@ -147,6 +154,16 @@ class _Op:
         found = [self.inner[n] for n, count in cut.inner_counts.items() if count]
         return found[0] if len(found) == 1 else torch.cat([*found, self.room_for_transitions(0)])
 
+    def transitions_of(self, layout: ChunkLayout) -> Tensor | None:
+        if self.kind == "identity":
+            return None
+        out = self.room_for_transitions(layout.sequence_count)
+        if self._run.kernels.transitions is None:
+            products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
+        else:
+            self._run.kernels.transitions(self.prepared, layout, out)
+        return out
+
     def room_for_transitions(self, count: int) -> Tensor:
         sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}[self.kind]
         return self.states(0).new_empty(count, self.heads, *sizes)
@@ -170,13 +187,22 @@ class Forward(_Op):
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._entering: dict[range, Tensor] = {}  # states that enter segments, known before they are run
+        self._ahead: dict[range, split_passes.Ahead] = {}
+
+    def foresee(self, sequences: range) -> None:
+        cut = self._run.pieces(self.prepared, sequences)
+        if cut is not None:
+            self._ahead[sequences] = split_passes.foresee(self, cut)
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         cut = self._run.pieces(self.prepared, sequences)
         if cut is None:
             self.scan(self._run.window(sequences), self.o, initial, final)
-        else:
-            split_passes.forward(self, cut, initial, final, self._entering.pop(sequences, None))
+            return
+        if sequences in self._ahead:
+            assert initial is not None
+            self._entering[sequences] = split_passes.catch_up(self, cut, initial, self._ahead.pop(sequences))
+        split_passes.forward(self, cut, initial, final, self._entering.pop(sequences, None))
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
@@ -213,11 +239,8 @@ class Forward(_Op):
         counts = {n: count for n, count in cut.inner_counts.items() if count}
         if self.kind == "identity" or counts.keys() <= self.inner.keys():
             return
-        out = self.room_for_transitions(sum(counts.values()))
-        if self._run.kernels.transitions is None:
-            products_of_decays(self.prepared.decay_out, cut.inner.sequences, cut.inner.chunk, out)
-        else:
-            self._run.kernels.transitions(self.prepared, cut.inner, out)
+        out = self.transitions_of(cut.inner)
+        assert out is not None
         self.inner.update(zip(counts, torch.split(out, list(counts.values())), strict=True))
 
     def _transition(self, sequence: int, out: Tensor) -> None:
@@ -256,6 +279,12 @@ class Backward(_Op):
         self._initial = initial
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
+        self._ahead: dict[range, split_passes.Ahead] = {}
+
+    def foresee(self, sequences: range) -> None:
+        cut = self._run.pieces(self.prepared, sequences)
+        if cut is not None:
+            self._ahead[sequences] = split_passes.foresee_gradient(self, cut)
 
     def replay(self) -> None:
         run = self._run
@@ -267,8 +296,12 @@ class Backward(_Op):
         cut = self._run.pieces(self.prepared, sequences)
         if cut is None:
             self.reverse(self._run.window(sequences), leaving, entering)
-        else:
-            split_passes.backward(self, cut, leaving, entering)
+            return
+        known = None
+        if sequences in self._ahead:
+            assert leaving is not None
+            known = split_passes.catch_up_gradient(self, cut, leaving, self._ahead.pop(sequences))
+        split_passes.backward(self, cut, leaving, entering, known)
 
     def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
         run = self._run

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 SHORTEST = 32  # chunks of a segment: below, launches and summaries take as long as what they save
 GAIN = 1.25  # how much faster a training step's serial kernels must be: the model is good to about that much
@@ -45,8 +46,26 @@ def equal_segments(chunks: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(max(1, min(count, n)) for n in chunks)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """What ranks of context parallelism change for one of them: before, one that it receives a state from; after, one
+    that it sends one to. Summaries that it owes them are made whether it cuts its part or not; and what reaches its
+    segments from them is worked out while it waits anyway."""
+
+    before: bool = False
+    after: bool = False
+
+
+ALONE = Neighbours()
+
+
 def segment_counts(
-    chunks: Sequence[int], *, programs: int, transition_programs: int, multiprocessors: int
+    chunks: Sequence[int],
+    *,
+    programs: int,
+    transition_programs: int,
+    multiprocessors: int,
+    neighbours: Neighbours = ALONE,
 ) -> tuple[int, ...]:
     """Number of segments of each sequence, from its number of chunks; all 1 where cutting does not pay.
 
@@ -58,11 +77,11 @@ def segment_counts(
     count = min(longest // SHORTEST, multiprocessors * longest // (programs * max(total, 1)))
     if count < 2:
         return found
-    best = training_steps(chunks, found, programs, transition_programs, multiprocessors) / GAIN
+    best = training_steps(chunks, found, programs, transition_programs, multiprocessors, neighbours) / GAIN
     while count >= 2:
         length = -(-longest // count)
         counts = tuple(max(1, min(-(-n // length), n // SHORTEST)) for n in chunks)
-        steps = training_steps(chunks, counts, programs, transition_programs, multiprocessors)
+        steps = training_steps(chunks, counts, programs, transition_programs, multiprocessors, neighbours)
         if steps < best:
             found, best = counts, steps
         count //= 2
@@ -70,12 +89,24 @@ def segment_counts(
 
 
 def training_steps(
-    chunks: Sequence[int], counts: Sequence[int], programs: int, transition_programs: int, multiprocessors: int
+    chunks: Sequence[int],
+    counts: Sequence[int],
+    programs: int,
+    transition_programs: int,
+    multiprocessors: int,
+    neighbours: Neighbours = ALONE,
 ) -> float:
-    """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds."""
+    """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds.
+
+    And the summaries for other ranks: of a sequence as it is, or, where segments are summarised, of one more of them.
+    """
     longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
-    whole = 3.0 * _pass(programs * sum(chunks), longest, multiprocessors)
-    return whole + sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors))
+    whole = _pass(programs * sum(chunks), longest, multiprocessors)
+    forward, backward = added_steps(chunks, counts, programs, transition_programs, multiprocessors)
+    owed = neighbours.after + (neighbours.before and neighbours.after)  # the last rank's summary is its backward itself
+    if max(counts) > 1:  # a rank that waits has worked out what its segments add
+        forward, backward = (0.0 if neighbours.before else forward), (0.0 if neighbours.after else backward)
+    return 3.0 * whole + forward + backward + owed * (whole if max(counts) == 1 else longest)
 
 
 def added_steps(

@@ -8,8 +8,10 @@ sequences are summarised, put together and run side by side, in one launch each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from kcpgen.runtime.chains import fold
@@ -28,6 +30,14 @@ class Op(Protocol):
         """Uninitialised [count, HV, K, V]."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """Of one sequence, made before the state that reaches it is known: summaries from zero, and M of those segments."""
+
+    summaries: Tensor
+    transitions: Tensor | None
+
+
 class Forward(Op, Protocol):
     o: Tensor
 
@@ -40,10 +50,16 @@ class Forward(Op, Protocol):
     def transitions(self, cut: Pieces) -> Tensor | None:
         """M of inner segments [.., HV, ...]; None where it is the identity."""
 
+    def transitions_of(self, layout: ChunkLayout) -> Tensor | None:
+        """M of each row of a layout, made now; None where it is the identity."""
+
 
 class Backward(Op, Protocol):
     def transitions(self, cut: Pieces) -> Tensor | None:
         """As the forward made them."""
+
+    def transitions_of(self, layout: ChunkLayout) -> Tensor | None:
+        """As above."""
 
     def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         """Gradients of initial states only. `leaving` and `entering` may be one tensor."""
@@ -81,9 +97,54 @@ def summarise(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor) -
     return entering
 
 
-def backward(op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor | None) -> None:
-    """leaving: the gradient of final states [N, HV, K, V]; entering: that of initial ones, to be filled."""
-    gradients = _leaving(op, cut, leaving)
+def foresee(op: Forward, cut: Pieces) -> Ahead:
+    """What the segments of one sequence need that does not wait for its initial state."""
+    summaries = op.states(cut.leading.sequence_count)
+    first: list[Tensor | None] = []
+
+    def transitions() -> None:
+        op.make_transitions(cut)
+        first.append(op.transitions_of(cut.beginnings))
+
+    _launch(lambda: op.scan(cut.leading, None, None, summaries), cut.beginnings, transitions)
+    return Ahead(summaries=summaries, transitions=_joined(first[0], op.transitions(cut)))
+
+
+def catch_up(op: Forward, cut: Pieces, initial: Tensor, ahead: Ahead) -> Tensor:
+    """The states that enter the segments, now that the first of them is there."""
+    entering = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, initial, ahead.summaries, ahead.transitions, entering, backward=False, ahead=True)
+    return entering
+
+
+def foresee_gradient(op: Backward, cut: Pieces) -> Ahead:
+    """Likewise, of what does not wait for the gradient of its final state."""
+    summaries = op.states(cut.following.sequence_count)
+    last: list[Tensor | None] = []
+    _launch(
+        lambda: op.summary(cut.following, None, summaries),
+        cut.ends,
+        lambda: last.append(op.transitions_of(cut.ends)),
+    )
+    return Ahead(summaries=summaries, transitions=_joined(op.transitions(cut), last[0]))
+
+
+def catch_up_gradient(op: Backward, cut: Pieces, leaving: Tensor, ahead: Ahead) -> Tensor:
+    """The gradients of the states that leave the segments."""
+    gradients = op.states(cut.pieces.sequence_count)
+    fold(op.kind, cut.chains, leaving, ahead.summaries, ahead.transitions, gradients, backward=True, ahead=True)
+    return gradients
+
+
+def backward(
+    op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor | None, gradients: Tensor | None = None
+) -> None:
+    """leaving: the gradient of final states [N, HV, K, V]; entering: that of initial ones, to be filled.
+
+    gradients: of the states that leave segments, where they are known already.
+    """
+    if gradients is None:
+        gradients = _leaving(op, cut, leaving)
     reaching = _of_whole(leaving, cut)
     of_whole, of_pieces = (
         None if entering is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -122,6 +183,10 @@ def _leaving(op: Backward, cut: Pieces, leaving: Tensor | None) -> Tensor:
     gradients = op.states(cut.pieces.sequence_count)
     fold(op.kind, cut.chains, leaving, summaries, op.transitions(cut), gradients, backward=True)
     return gradients
+
+
+def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one if other is None else other if one is None else torch.cat([one, other])
 
 
 def _launch(main: Callable[[], None], layout: ChunkLayout, other: Callable[[], None]) -> None:

@@ -55,6 +55,8 @@ def ranks_in_segments() -> dict[str, float]:
             comparison = simulate(op(name), case, Spread(ranks=3, segments=3), "cpu", reference="eager")
         assert cut.call_count == 2  # of the ranks that hand a state on
         forward = [call for call in fold.call_args_list if not call.kwargs["backward"]]
+        ahead = [call.kwargs["backward"] for call in fold.call_args_list if call.kwargs.get("ahead")]
+        assert sorted(ahead) == [False] * 2 + [True] * 2  # by the ranks that wait for a state, and for its gradient
         assert len(forward) == {1: 4, 2: 5}[len(lengths)]  # a rank that begins its only sequence need not do it twice
         found[f"{name} {lengths}"] = max(figure.cp_to_one for figure in comparison.figures)
     return found

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from kcpgen.runtime.layout import CHECKPOINT, chunk_layout
 from kcpgen.runtime.pieces import chunk_counts, cut, multiprocessors
-from kcpgen.runtime.split import SHORTEST, asked_for, equal_segments, forced_segments, segment_counts, training_steps
+from kcpgen.runtime.split import (
+    ALONE,
+    SHORTEST,
+    Neighbours,
+    asked_for,
+    equal_segments,
+    forced_segments,
+    segment_counts,
+    training_steps,
+)
 
 MULTIPROCESSORS = 132
 # Tokens, heads, and segments with a dense M and with a diagonal one; K = V = 128, chunks of 32.
@@ -74,6 +83,18 @@ def test_no_segment_is_short_and_no_step_gets_slower(
             for some in ([1] * len(chunks), counts)
         )
         assert split < whole / 1.2
+
+
+@pytest.mark.parametrize(
+    ("neighbours", "segments"),
+    [(ALONE, 1), (Neighbours(after=True), 2), (Neighbours(before=True), 2), (Neighbours(before=True, after=True), 2)],
+)
+def test_ranks_cut_their_parts_sooner(neighbours: Neighbours, segments: int) -> None:
+    """They summarise them anyway, or have time to while they wait."""
+    counts = segment_counts(
+        [2048], programs=64, transition_programs=64, multiprocessors=MULTIPROCESSORS, neighbours=neighbours
+    )
+    assert counts == (segments,)
 
 
 def test_whoever_calls_may_decide() -> None:

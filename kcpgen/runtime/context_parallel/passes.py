@@ -43,6 +43,9 @@ class Forward(Op, Protocol):
         S_next = M S + S_ext over the sequence; with no initial state, the final one is S_ext.
         """
 
+    def foresee(self, sequences: range) -> None:
+        """What `run` of these needs but for the states of other ranks: there is time for it during the exchange."""
+
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         """Their outputs and, if asked for, their final states."""
 
@@ -52,6 +55,9 @@ class Backward(Op, Protocol):
 
     def summarise(self, sequence: int, entering: Tensor) -> None:
         """The gradient of one sequence's initial state [1, HV, K, V], when none reaches its final one."""
+
+    def foresee(self, sequences: range) -> None:
+        """As in the forward, of what reaches their final states."""
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
         """Everything of their backward that goes from token to token, for `finish` to use."""
@@ -86,6 +92,8 @@ def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | 
     _run(op, range(len(waiting), shard.sequences), initial, final)
     if exchange is None:
         return Kept(entering=None, transitions=None)
+    if shard.receives:
+        op.foresee(waiting)
     gathered = exchange.wait()
     entering = None
     if shard.receives:
@@ -127,6 +135,8 @@ def backward(
     op.replay()
     _run_back(op, range(len(done), waiting.start), leaving, entering)
     if exchange is not None:
+        if shard.sends:
+            op.foresee(waiting)
         gathered = exchange.wait()
         if shard.sends:
             received = _merge(op, cp, exchange.form, gathered, kept.transitions, backward=True)

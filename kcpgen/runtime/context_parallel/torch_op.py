@@ -94,6 +94,9 @@ class TorchForward(_TorchOp):
     def o(self) -> Tensor:
         return torch.cat([self._outputs[first] for first in sorted(self._outputs)], dim=1)
 
+    def foresee(self, sequences: range) -> None:
+        """Nothing: a sequence is run at once."""
+
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         final.copy_(self._final(range(sequence, sequence + 1), initial))
         if transition is not None:
@@ -150,6 +153,9 @@ class TorchBackward(_TorchOp):
             (sum_[:, self._run.span(sequences)] if index < self._run.tokens else sum_).add_(share)
         if entering is not None:
             entering.copy_(state)
+
+    def foresee(self, sequences: range) -> None:
+        """Nothing, likewise."""
 
     def replay(self) -> None:
         """Nothing: autograd runs forward and backward of a sequence together."""
