@@ -15,6 +15,7 @@ from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit import triton_values
+from kcpgen.emit.triton_operands import whole_scores
 from kcpgen.emit.triton_prepare import rows_of_scores
 from kcpgen.emit.triton_scratch import field_of, in_place, let_go, row_decays, scratch
 from kcpgen.plan import KernelPlan
@@ -185,7 +186,9 @@ class Counting:
     @property
     def _score_bytes(self) -> dict[str, float]:
         """Gradients of the scores, between kernels."""
-        return {f"d{score}": float(self.C * LOW) for score, _, _ in rows_of_scores(self.plan)}
+        whole = whole_scores(self.plan)
+        names = [f"d{score}" for score, _, _ in rows_of_scores(self.plan)]
+        return {name: float(self.C * (FULL if name in whole else LOW)) for name in names}
 
     @property
     def _far(self) -> dict[str, float]:

@@ -8,13 +8,22 @@ from itertools import chain
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import EQUATIONS, chunk_operands, chunk_tensors, key_pass, key_sums, pair_shares
+from kcpgen.emit.triton_key_axis import (
+    EQUATIONS,
+    chunk_operands,
+    chunk_tensors,
+    key_pass,
+    key_sums,
+    pair_shares,
+    rest_shares,
+)
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
     is_exclusive,
     load_keys,
     load_scalars,
+    load_score_gradients,
     row_names,
     score_gradient,
     score_gradients,
@@ -28,8 +37,7 @@ def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     body: dict[str, list[str]] = {
         "early": [
             *load_scalars(plan),
-            *(f"{name}_low = tl.load({name}_ptr + score_tile)" for name in scores),
-            *(f"{name}_T_low = tl.trans({name}_low)" for name in scores),
+            *load_score_gradients(plan),
         ],
         "key_start": [f"{name} = tl.zeros((C, BK), tl.float32)" for name in key_sums(plan)]
         + ["d_decay_out = tl.zeros((BK,), tl.float32)"],
@@ -79,6 +87,8 @@ def _pairs(plan: KernelPlan) -> list[str]:
         return f"tl.where(owned{turned}, {score_gradient(row, j)}{turned}_low, 0.0)"
 
     of_rows, of_columns = pair_shares(plan, weight, "_E")
+    rests = rest_shares(plan, lambda score: f"tl.where(owned, {score}_rest, 0.0)", "_E")
+    of_rows = [f"{share} + {rests[r]}" if r in rests else share for r, share in zip(rows, of_rows, strict=True)]
     row_shares: list[Value] = [[_row(plan, r), share] for r, share in zip(rows, of_rows, strict=True)]
     column_shares: list[Value] = [[c, share] for c, share in zip(columns, of_columns, strict=True)]
     return render(

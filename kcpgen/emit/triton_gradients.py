@@ -19,6 +19,7 @@ from kcpgen.emit.triton_key_axis import (
     lines_in,
     make_sweeps,
     pair_shares,
+    rest_shares,
     resumed,
     store_scalars,
 )
@@ -28,10 +29,10 @@ from kcpgen.emit.triton_operands import (
     is_exclusive,
     load_keys,
     load_scalars,
+    load_score_gradients,
     row_names,
     scalar_inputs,
     score_gradient,
-    score_gradients,
 )
 from kcpgen.emit.triton_prologue import decay_sums, decayed, in_rows, used_arguments
 from kcpgen.emit.triton_score_gradients import lines_of, start_sums, summed_over_values
@@ -83,8 +84,7 @@ def _early(plan: KernelPlan) -> list[str]:
     lines = [
         *load_scalars(plan),
         *([*decay_sums(plan), "to_end = tl.load(to_end_ptr + at * C + rows)"] if plan.decay_axis is not None else []),
-        *(f"{name}_low = tl.load({name}_ptr + score_tile)" for name in score_gradients(plan)),
-        *(f"{name}_T_low = tl.trans({name}_low)" for name in score_gradients(plan)),
+        *load_score_gradients(plan),
         *chain.from_iterable(resumed(d) if d in begun else [start_gradient(d)] for d in scalar_inputs(plan)),
         *start_sums(plan),
     ]
@@ -126,11 +126,13 @@ def _pairs(plan: KernelPlan) -> list[str]:
         for r, share in zip(rows, of_rows, strict=True)
     ]
     column_shares: list[Value] = [[c, share] for c, share in zip(columns, of_columns, strict=True)]
+    rests: list[Value] = [[r, share] for r, share in rest_shares(plan, lambda score: f"{score}_rest", "_low").items()]
     return render(
         "decay/pairs_uniform.py.jinja",
         low=[*rows, *columns],
         row_shares=row_shares,
         column_shares=column_shares,
+        rests=rests,
         column_cumulative=["dG"] if decays else [],
     ).splitlines()
 

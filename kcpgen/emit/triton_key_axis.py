@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 
 from kcpgen.emit.render import Value
 from kcpgen.emit.triton_blocks import variable
-from kcpgen.emit.triton_operands import column_names, operands, row_names, score_gradients
+from kcpgen.emit.triton_operands import (
+    column_names,
+    operands,
+    row_names,
+    score_gradient,
+    score_gradients,
+    whole_scores,
+)
 from kcpgen.emit.triton_score_gradients import (
     block_printer,
     lines_of,
@@ -74,11 +82,21 @@ def pair_shares(plan: KernelPlan, weight: Callable[[str, int, str], str], suffix
     """
     rows, columns = row_names(plan), column_names(plan)
 
-    def product(row: str, j: int, turned: str, operand: str) -> str:
+    def share(row: str, j: int, turned: str, operand: str) -> str:
         return f"dot({weight(row, j, turned)}, {operand}{suffix}, PRECISION)"
 
-    of_rows = [" + ".join(product(r, j, "", c) for j, c in enumerate(columns)) for r in rows]
-    return of_rows, [" + ".join(product(r, j, "_T", r) for r in rows) for j in range(len(columns))]
+    of_rows = [" + ".join(share(r, j, "", c) for j, c in enumerate(columns)) for r in rows]
+    return of_rows, [" + ".join(share(r, j, "_T", r) for r in rows) for j in range(len(columns))]
+
+
+def rest_shares(plan: KernelPlan, weight: Callable[[str], str], suffix: str) -> dict[str, str]:
+    """By row: likewise, from what rounding left of the gradients of its scores."""
+    whole = whole_scores(plan)
+    found: dict[str, list[str]] = {}
+    for row, (j, column) in product(row_names(plan), enumerate(column_names(plan))):
+        if (score := score_gradient(row, j)) in whole:
+            found.setdefault(row, []).append(f"dot({weight(score)}, {column}{suffix}, PRECISION)")
+    return {row: " + ".join(products) for row, products in found.items()}
 
 
 def later_sweeps(sweeps: Sweeps) -> list[dict[str, Value]]:

@@ -42,6 +42,24 @@ def score_gradient(row: str, column: int) -> str:
     return f"dA_{column}" if row == "read" else f"dL_{row.removeprefix('erase_')}_{column}"
 
 
+def whole_scores(plan: KernelPlan) -> list[str]:
+    """Gradients of scores that pass between kernels in fp32: the far end of a gradient that nothing else drowns."""
+    return [name for name in score_gradients(plan) if plan.erases_apart and name.startswith("dL")]
+
+
+def load_score_gradients(plan: KernelPlan) -> Iterator[str]:
+    """As operands of products, and turned; those that come whole in two parts."""
+    whole = whole_scores(plan)
+    for name in score_gradients(plan):
+        if name in whole:
+            yield f"{name} = tl.load({name}_ptr + score_tile)"
+            yield f"{name}_low = {name}.to(LOW)"
+            yield f"{name}_rest = ({name} - {name}_low.to(tl.float32)).to(LOW)"
+        else:
+            yield f"{name}_low = tl.load({name}_ptr + score_tile)"
+    yield from (f"{name}_T_low = tl.trans({name}_low)" for name in score_gradients(plan))
+
+
 def row_of(score: str) -> str:
     """The row operand that a score gradient belongs to."""
     return "read" if score.startswith("dA") else f"erase_{score.split('_')[1]}"

@@ -9,7 +9,7 @@ from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_adjoint import backward
 from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_operands import is_exclusive, load_scalars, row_of, scalar_inputs, score_gradients
+from kcpgen.emit.triton_operands import is_exclusive, load_scalars, row_of, scalar_inputs, score_gradients, whole_scores
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     decay_sums,
@@ -48,6 +48,7 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         chunk_operands=in_rows(f"{name}_ptr" for name in [*per_token_operands(plan), *_solve_operands(plan)]),
         launch_operands=in_rows(_launch_operands(plan)),
         score_names=names,
+        whole_scores=whole_scores(plan),
         summed=len(plan.sums) if sums_over_values(plan) else 0,
         results=score_results(plan),
         result_pointers=in_rows(f"{name}_ptr" for name in score_results(plan)),
@@ -212,7 +213,9 @@ def _scores(plan: KernelPlan) -> Iterator[str]:
 
 
 def _stores(plan: KernelPlan) -> Iterator[str]:
-    yield from (f"tl.store({name}_ptr + score_tile, {name}.to(LOW))" for name in score_gradients(plan))
+    whole = whole_scores(plan)
+    for name in score_gradients(plan):
+        yield f"tl.store({name}_ptr + score_tile, {name}{'' if name in whole else '.to(LOW)'})"
     for d in summed_over_values(plan):
         yield store_input(d) if isinstance(d, TokenInput) else f"if d_{d.name}_ptr is not None:\n    {store_param(d)}"
     yield from (f"tl.store({sum_place(plan, name)}, d_{name})" for name in sums_over_values(plan))
