@@ -101,17 +101,23 @@ def draw(op: Op, tokens: int, heads: int, chosen: argparse.Namespace, seed: int)
     return {name: x.contiguous().requires_grad_() for name, x in found.items()}
 
 
-def calls_of(function: Callable[..., Any], inputs: dict[str, Tensor], **keywords: Any) -> dict[str, Call]:
+# (op, who) -> kind of call -> why a peer refuses it on one device: found before anything is timed, then left out.
+REFUSED: dict[tuple[str, str], dict[str, str]] = {}
+
+
+def calls_of(it: Subject, inputs: dict[str, Tensor], **keywords: Any) -> dict[str, Call]:
     do = torch.ones_like(inputs["v"])
 
     def forward() -> Tensor:
-        o: Tensor = function(*inputs.values(), **keywords)[0]
+        o: Tensor = it.function(*inputs.values(), **keywords)[0]
         return o
 
-    return {
+    calls: dict[str, Call] = {
         "forward": forward,
         "forward+backward": lambda: torch.autograd.grad(forward(), list(inputs.values()), do),
     }
+    refused = REFUSED.get((it.op.name, it.who), {})
+    return {kind: call for kind, call in calls.items() if kind not in refused}
 
 
 def time_ranks(chosen: argparse.Namespace) -> Iterator[Figure]:
@@ -139,7 +145,8 @@ def _figures(
                 many = refused or fits.run(it, f"{ranks} ranks", lambda: measure(chosen, it, ranks))  # noqa: B023
                 figure = _figure(chosen, it, one, many)
                 kind = f"{'real' if dist.is_initialized() else 'simulated'}_ranks"
-                yield {**figure, kind: ranks, "o_to_one": agreement}
+                refusals = REFUSED.get((it.op.name, who))
+                yield {**figure, kind: ranks, "o_to_one": agreement, **({"refused": refusals} if refusals else {})}
 
 
 def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) -> Figure:
@@ -214,9 +221,7 @@ def _largest(number: float) -> float:
 def _one(chosen: argparse.Namespace, it: Subject) -> Figure:
     found: Figure = {}
     if not dist.is_initialized() or dist.get_rank() == 0:
-        found = _measured(
-            chosen, it, lambda: calls_of(it.function, draw(it.op, it.tokens, it.heads, chosen, 0)), lambda: None
-        )
+        found = _measured(chosen, it, lambda: calls_of(it, draw(it.op, it.tokens, it.heads, chosen, 0)), lambda: None)
     if dist.is_initialized():
         dist.barrier()
     return found
@@ -230,7 +235,7 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
         context: Any = build_cp_context(offsets, cu_seqlens_cpu=offsets.cpu())
     else:
         context = cp_peers.context(offsets, dist.group.WORLD)
-    calls = calls_of(it.function, draw(it.op, it.tokens // ranks, it.heads, chosen, rank), cp_context=context)
+    calls = calls_of(it, draw(it.op, it.tokens // ranks, it.heads, chosen, rank), cp_context=context)
     found = _measured(chosen, it, lambda: calls, dist.barrier)
     shares: list[Any] = [None] * ranks
     dist.all_gather_object(shares, found)
@@ -355,7 +360,7 @@ def on_simulated_ranks(
             context: Any = build_cp_context(offsets, transport, cu_seqlens_cpu=offsets.cpu())
         else:
             context = cp_peers.simulated_context(offsets, transport)
-        calls = calls_of(it.function, inputs, cp_context=context)
+        calls = calls_of(it, inputs, cp_context=context)
         return {kind: measure(call, transport) for kind, call in calls.items()}
 
     with own_parts(chosen.device) if it.who == "kcpgen" else cp_peers.simulated():

@@ -42,12 +42,13 @@ def prepare(chosen: argparse.Namespace, budget: Budget, who: str) -> Agreements:
         tuning.read(chosen.peer_tuning)
     if chosen.device == "cuda" and who != "kcpgen":  # ours is not tuned at the first call
         tuning.install(brief)
-    found: list[Any] = [{}, tuning.known]
+    found: list[Any] = [{}, tuning.known, cp_time.REFUSED]
     if not dist.is_initialized() or dist.get_rank() == 0:
         found[0] = _prepare(chosen, budget, tuning, who)
     if dist.is_initialized():
         dist.broadcast_object_list(found)
         tuning.known.update(found[1])
+        cp_time.REFUSED.update(found[2])
     agreements: Agreements = found[0]
     return agreements
 
@@ -97,9 +98,14 @@ def _agreement(chosen: argparse.Namespace, name: str, who: str, heads: int) -> f
 def _run(chosen: argparse.Namespace, it: cp_time.Subject) -> float:
     """Relative RMS distance between `o` of simulated ranks and of one device; both trained once."""
     inputs = cp_time.draw(it.op, it.tokens, it.heads, chosen, 0)
-    one = cp_time.calls_of(it.function, inputs)
+    one = cp_time.calls_of(it, inputs)
     expected = one["forward"]().detach()
-    one["forward+backward"]()
+    try:
+        one["forward+backward"]()
+    except Exception as error:  # a peer may refuse a device or a version in any way
+        if it.who == "kcpgen":
+            raise
+        cp_time.REFUSED[it.op.name, it.who] = {"forward+backward": f"{type(error).__name__}: {str(error)[:200]}"}
     found = cp_time.on_simulated_ranks(chosen, it, inputs, RANKS, lambda call, transport: call())
     if chosen.device == "cuda":
         torch.cuda.synchronize()

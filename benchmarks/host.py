@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cp_time import GENERATED, calls_of, draw
+from cp_time import GENERATED, Subject, calls_of, draw
 
 from kcpgen.runtime import build_cp_context
 from kcpgen.runtime.split import forced_segments
@@ -105,7 +106,9 @@ def _places(chosen: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 def _tell(chosen: argparse.Namespace, op: Op, where: str, context: Any) -> None:
     keywords = {} if context is None else {"cp_context": context}
     inputs = draw(op, chosen.tokens, chosen.heads, chosen, 0)
-    calls = calls_of(lambda *x, **k: op.chunk(*x, backend="triton", **k), inputs, **keywords)
+    function = partial(op.chunk, backend="triton")
+    subject = Subject(op=op, who="kcpgen", function=function, tokens=chosen.tokens, heads=chosen.heads)
+    calls = calls_of(subject, inputs, **keywords)
     # so that a backward runs where it is called: it can be profiled then, and threads do not count
     with torch.autograd.set_multithreading_enabled(False):
         whole = _microseconds(chosen, calls) if chosen.device == "cuda" else ("-", "-")
