@@ -85,7 +85,6 @@ def _key_input(plan: KernelPlan) -> str:
 def _emit_autograd(plan: KernelPlan) -> str:
     spec = plan.spec
     plain = [*(c.name for c in spec.constants), "scale", *_modes(plan)]
-    kind = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
     dense = plan.form.transition == "dense"
     return render(
         "autograd.py.jinja",
@@ -103,16 +102,20 @@ def _emit_autograd(plan: KernelPlan) -> str:
             *spec.flags,
         ],
         modes=[*(line for option in spec.options for line in _mode_lines(spec, option)), *_promise_lines(plan)],
-        key_input=_key_input(plan),
-        value_input=value_input(spec).name,
+        form=_form(plan),
+        key_index=spec.inputs.index(plan.inputs_on("K")[0]),
         value_index=spec.inputs.index(value_input(spec)),
-        decay_kind=kind,
-        term_count=len(plan.terms),
-        whole_value_axis=", whole_value_axis=True" if plan.whole_value_axis else "",
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",
         summary_import=["from .summary import transitions"] if dense else [],
     )
+
+
+def _form(plan: KernelPlan) -> str:
+    """Arguments of `Form`: what the choice of tiles depends on."""
+    decay = "none" if plan.decay_axis is None else "vector" if plan.decay_axis else "scalar"
+    whole = ", whole_value_axis=True" if plan.whole_value_axis else ""
+    return f'decay="{decay}", terms={len(plan.terms)}, erases={len(plan.erasing)}{whole}'
 
 
 def _mode_lines(spec: Spec, option: Option) -> list[str]:

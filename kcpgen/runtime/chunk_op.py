@@ -32,6 +32,8 @@ from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
 from kcpgen.runtime.split import ALONE, Neighbours
 from kcpgen.runtime.streams import beside, join
+from kcpgen.runtime.tuned import tiles_for
+from kcpgen.runtime.tuned_table import Form
 
 Launcher = Callable[..., Any]
 
@@ -40,11 +42,14 @@ Launcher = Callable[..., Any]
 class Kernels:
     """The generated launchers of one op, and what is known of the transition M of its state.
 
-    value: number of the token input whose shape and dtype the output takes. transitions: None where M is no matrix.
+    form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
+    shape and dtype the output takes. transitions: None where M is no matrix.
     """
 
     op: str
     kind: Kind
+    form: Form
+    key: int
     value: int
     prepare: Launcher
     scan: Launcher
@@ -408,14 +413,17 @@ def run_chunks(
     keywords: Mapping[str, Any],
     promises: Mapping[str, bool],
     *,
-    tiles: Tiles,
+    tiles: Tiles | None,
     initial_state: Tensor | None,
     output_final_state: bool,
     cu_seqlens: tuple[int, ...] | None,
     cp: CPContext | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o, final_state) of checked arguments; `cu_seqlens` are host integers."""
-    B, T = inputs[kernels.value].shape[:2]
+    """(o, final_state) of checked arguments; `cu_seqlens` are host integers, tiles None what suits the device."""
+    v = inputs[kernels.value]
+    B, T, _, V = v.shape
+    if tiles is None:
+        tiles = tiles_for(kernels.form, inputs[kernels.key].shape[3], V, v.dtype, v.device)
     offsets = cu_seqlens if cp is None else cp.shard.offsets
     layout = chunk_layout(B, T, offsets, tiles.chunk, inputs[0].device)
     rows, starts = (B, (0, T)) if offsets is None else (1, tuple(offsets))

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kcpgen.runtime.description import Description
 from kcpgen.runtime.signature import Signature
+
+if TYPE_CHECKING:  # verification of eager code needs no Triton
+    from kcpgen.runtime.tuned_table import Form
 
 Recurrence = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -30,6 +34,12 @@ class Op:
     @property
     def name(self) -> str:
         return self.signature.op.removeprefix("chunk_")
+
+    @property
+    def form(self) -> Form:
+        """What the choice of tiles depends on; its kernels are imported, which takes Triton."""
+        found: Form = import_module(f"{self.chunk.__module__.rpartition('.')[0]}.autograd").KERNELS.form
+        return found
 
     def axis(self, name: str) -> str:
         """ "", "K" or "V" of a token input or parameter."""

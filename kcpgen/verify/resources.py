@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kcpgen.runtime.tuned import looked_up_by, on_device, shipped
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import make_inputs
@@ -51,22 +52,29 @@ class Resources:
 
 def resources(op: Op, case: Case) -> list[Resources]:
     """Every kernel that a forward and backward of this case would launch, in the order of their first launch."""
+    return launched(op, lambda: evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton"))
+
+
+def launched(op: Op, call: Callable[[], object], names: Collection[str] = ()) -> list[Resources]:
+    """Likewise of any call of `op` on CPU tensors; `names`: the kernels to compile, () for all."""
     import_module(
         f"{op.chunk.__module__.rpartition('.')[0]}.autograd"
     )  # kernels are defined before the variable is set
     compiled: list[Any] = []
-    with _compiling_only(compiled):
-        evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton")
+    with _compiling_only(compiled, names):
+        call()
     distinct = {id(kernel): kernel for kernel in compiled}
     return [_read(kernel) for kernel in distinct.values()]
 
 
 @contextmanager
-def _compiling_only(compiled: list[Any]) -> Iterator[None]:
+def _compiling_only(compiled: list[Any], names: Collection[str]) -> Iterator[None]:
     """Inside, launches compile for sm_90 and do nothing else."""
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
+        if names and self.__name__ not in names:
+            return None
         compiled.append(run(self, *args, grid=grid, warmup=True, **keywords))
         return compiled[-1]
 
@@ -145,9 +153,32 @@ def main() -> int:
     return 0 if all(fits) else 1
 
 
+def tuned_cases(op: Op) -> Iterator[tuple[str, Case]]:
+    """The devices for which something else was tuned than what is chosen for any, and calls that take it."""
+    for device, entries in shipped().items():
+        for structure in entries:
+            if structure.form == op.form:
+                keys, values, bits = structure.key_width, structure.value_width, structure.scratch_bits
+                yield (
+                    device,
+                    Case(
+                        label=f"K={keys} V={values} {bits} bits, {device}",
+                        backend="triton",
+                        dtype="bfloat16" if bits == 16 else "float32",
+                        tokens=1024,
+                        key_width=keys,
+                        value_width=values,
+                        segments=4,
+                    ),
+                )
+
+
 def _tell(op: Op) -> bool:
     """Print an op's table in one piece, since several processes may share the terminal; whether everything fits."""
     found = [(case.label, kernel) for case in CASES for kernel in resources(op, case)]
+    for device, case in tuned_cases(op):
+        with looked_up_by(on_device(device)):
+            found += [(case.label, kernel) for kernel in resources(op, case)]
     rows = [f"{op.name + ', sm_90':<18}{'kernel':>18}{'warps':>8}{'registers':>11}{'stack':>8}{'shared':>9}"]
     for label, kernel in found:
         numbers = f"{kernel.warps:>8}{kernel.registers:>11}{kernel.stack:>8}{kernel.shared:>9}"

@@ -66,6 +66,11 @@ def test_the_wheel_ships_templates_and_specs(wheel: Path, root: Path) -> None:
                 assert f"{place}/{path.relative_to(root / folder).as_posix()}" in shipped
 
 
+def test_the_wheel_ships_what_was_tuned(wheel: Path, root: Path) -> None:
+    shipped = zipfile.ZipFile(wheel).read("kcpgen/runtime/tuned.json")
+    assert shipped == (root / "kcpgen" / "runtime" / "tuned.json").read_bytes()
+
+
 def test_it_builds_an_op_from_another_directory(empty_environment: Path, tmp_path: Path) -> None:
     (tmp_path / "my.kcp").write_text(SPEC, encoding="utf-8")
     command = empty_environment / "bin" / "kcpgen"

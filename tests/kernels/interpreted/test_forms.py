@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kcpgen.compiler import compile_spec
 from kcpgen.emit.package import write
-from kcpgen.runtime import launch
+from kcpgen.runtime.tuned import looked_up_by
+from kcpgen.runtime.tuned_table import Overrides, Structure
 from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import compare
 from kcpgen.verify.op import load_op
@@ -122,16 +122,14 @@ BLOCKED = (
 
 
 @pytest.mark.parametrize("name", BLOCKED)
-def test_kernels_walk_the_keys_in_blocks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_walk_the_keys_in_blocks(name: str, tmp_path: Path) -> None:
     """Three of the four blocks hold keys, the third only some."""
-    chosen = launch.choose_tiles
-    blocks = set()
+    widths = set()
 
-    def in_blocks(**sizes: Any) -> launch.Tiles:
-        tiles = chosen(**sizes)
-        blocks.add((tiles.prepare.key_width, 16))
-        return replace(tiles, prepare=replace(tiles.prepare, key_block=16))
+    def in_blocks(structure: Structure) -> Overrides:
+        widths.add(structure.key_width)
+        return {"prepare": {"key_block": 16}}
 
-    monkeypatch.setattr(launch, "choose_tiles", in_blocks)
-    assert_form(name, f"{name}_wide", tmp_path, key_width=40)
-    assert blocks == {(64, 16)}
+    with looked_up_by(in_blocks):
+        assert_form(name, f"{name}_wide", tmp_path, key_width=40)
+    assert widths == {64}
