@@ -210,7 +210,12 @@ class Tuner:
             else:
                 break
         winners = [
-            Winner(part=part, fields=best.get(part.name, {}), about=self._about(part, before, after)) for part in parts
+            Winner(
+                part=part,
+                fields=best.get(part.name, {}),
+                about=self._about(part, before, after if part.name in best else before),
+            )
+            for part in parts
         ]
         table = tuned_file.merged(tuned_file.read(self.options.out), self.device, group.structure, winners)
         tuned_file.write(self.options.out, table)

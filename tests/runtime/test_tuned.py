@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,15 @@ def test_what_was_tuned_is_what_is_compiled_and_fits() -> None:
         found = resources(op, case)
     assert all(kernel.fits for kernel in found)
     assert {kernel.warps for kernel in found if kernel.kernel == "scan_kernel"} == {2}
+
+
+def test_what_is_shipped_fits() -> None:
+    """One entry, with one op; `make sm90` compiles all entries with every op that has their structure."""
+    ops = [load_op(path.parent) for path in sorted((ROOT / "generated").glob("*/autograd.py"))]
+    entries = [(op, *found) for op in ops for found in tuned_cases(op)]
+    for tuned_op, device, case in entries[:1]:
+        with looked_up_by(on_device(device)):
+            assert all(kernel.fits for kernel in resources(tuned_op, replace(case, tokens=128, segments=1)))
 
 
 def test_the_devices_of_the_table_are_compiled_for(named: list[str]) -> None:
