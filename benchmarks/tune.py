@@ -35,6 +35,13 @@ def arguments_parser() -> argparse.ArgumentParser:
     add("--ops", type=speed._names, default=(), metavar="OP,OP", help="default: every package in DIR")
     add("--shape", type=speed._shape, default=sizes.parse("1x8192x32"), help=f"{sizes.WANTED}; default 1x8192x32")
     add("--kernels", type=speed._among(tuple(PARTS)), default=(), metavar="K,K", help=f"of {', '.join(PARTS)}; all")
+    add(
+        "--without",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="leave candidates with TEXT in their names out",
+    )
     add("--budget-s", type=float, default=0.0, metavar="S", help="end in that time with what was tried; 0: no limit")
     add("--jobs", type=speed._positive, default=max(1, len(os.sched_getaffinity(0)) - 1), help="processes that compile")
     add("--rounds", type=speed._positive, default=5, help="calls that a candidate's time is the mean of (default 5)")
@@ -56,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = groups_of(speed.packages(options), options.shape)
     if options.dry_run:
         for group in groups:
-            for _, tried in wanted(group, options.kernels):
+            for _, tried in wanted(group, options):
                 print("\n".join(f"{group.label} {candidate.label}" for candidate in tried))
         return 0
     if torch.cuda.get_device_capability() != SM90:

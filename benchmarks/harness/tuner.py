@@ -68,13 +68,15 @@ def groups_of(directories: Sequence[Path], shape: Shape) -> list[Group]:
     return [Group(structure=s, tiles=t, directories=tuple(d)) for s, (t, d) in found.items()]
 
 
-def wanted(group: Group, names: Sequence[str]) -> Iterator[tuple[Part, list[Candidate]]]:
-    for part in parts_of(group.structure, names):
-        yield part, list(candidates(part, group.structure, group.tiles))
+def wanted(group: Group, options: argparse.Namespace) -> Iterator[tuple[Part, list[Candidate]]]:
+    """The parts of `options.kernels`, and of their candidates, whose first is the choice, those not in `without`."""
+    for part in parts_of(group.structure, options.kernels):
+        first, *others = candidates(part, group.structure, group.tiles)
+        yield part, [first, *(one for one in others if not any(text in one.label for text in options.without))]
 
 
 class Tuner:
-    """options: shape, kernels, rounds, out; clock: seconds elapsed and left."""
+    """options: shape, kernels, without, rounds, out; clock: seconds elapsed and left."""
 
     def __init__(self, options: argparse.Namespace, clock: Any, groups: Sequence[Group], device: str) -> None:
         self.options = options
@@ -84,7 +86,7 @@ class Tuner:
         self.compilers = Compilers(options.jobs)
         self.references: dict[int, list[Reference]] = {}
         self.scores = {
-            (at, part.name): Score() for at, group in enumerate(groups) for part, _ in wanted(group, options.kernels)
+            (at, part.name): Score() for at, group in enumerate(groups) for part, _ in wanted(group, options)
         }
 
     def run(self) -> int:
@@ -109,7 +111,10 @@ class Tuner:
         for compiled in chain(early, self._results(reserve)):
             if self.clock.left < reserve:
                 break
-            self._try(compiled)
+            try:
+                self._try(compiled)
+            except DeviceLostError as lost:
+                raise DeviceLostError(f"{compiled.job.candidate.label}: {lost}") from lost
         self.compilers.stop()
         self._count_skipped()
         rows = [row for at in self.references for row in self._conclude(at)]
@@ -133,7 +138,7 @@ class Tuner:
         ranked = [
             (rank, job(at, candidate))
             for at, group in enumerate(self.groups)
-            for _, tried in wanted(group, self.options.kernels)
+            for _, tried in wanted(group, self.options)
             for rank, candidate in enumerate(tried)
             if candidate.fields
         ]
@@ -155,7 +160,7 @@ class Tuner:
             try:
                 found = [trial.reference_of(d, self.options.shape, DEVICE) for d in group.directories]
                 times = trial.times(found, {}, self.options.rounds)
-                for part, (plain, *_) in wanted(group, self.options.kernels):
+                for part, (plain, *_) in wanted(group, self.options):
                     self.scores[at, part.name].timed.append((trial.of(part.kernels, times), plain))
             except ValueError as error:
                 self.say(f"{group.label} is left out: {error}")
@@ -183,7 +188,7 @@ class Tuner:
 
     def _count_skipped(self) -> None:
         for at in self.references:
-            for part, tried in wanted(self.groups[at], self.options.kernels):
+            for part, tried in wanted(self.groups[at], self.options):
                 score = self.scores[at, part.name]
                 score.skipped = len(tried) - len(score.timed) - len(score.rejected)
 

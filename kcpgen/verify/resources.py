@@ -179,10 +179,10 @@ def _tell(op: Op) -> bool:
     for device, case in tuned_cases(op):
         with looked_up_by(on_device(device)):
             found += [(case.label, kernel) for kernel in resources(op, case)]
-    rows = [f"{op.name + ', sm_90':<18}{'kernel':>18}{'warps':>8}{'registers':>11}{'stack':>8}{'shared':>9}"]
+    rows = [f"{op.name + ', sm_90':<36}{'kernel':>24}{'warps':>8}{'registers':>11}{'stack':>8}{'shared':>9}"]
     for label, kernel in found:
         numbers = f"{kernel.warps:>8}{kernel.registers:>11}{kernel.stack:>8}{kernel.shared:>9}"
-        rows.append(f"{label:<18}{kernel.kernel:>18}{numbers}" + ("  TOO LARGE" if not kernel.fits else ""))
+        rows.append(f"{label:<36}{kernel.kernel:>24}{numbers}" + ("  TOO LARGE" if not kernel.fits else ""))
     print("\n".join(rows) + "\n", flush=True)
     return all(kernel.fits for _, kernel in found)
 

@@ -169,8 +169,13 @@ def test_what_raises_is_rejected_and_a_lost_device_ends_the_run(
 
     monkeypatch.setattr(device, "synchronize", lost)
     assert run(faked) == 3
-    assert "the device is lost, nothing is written" in capsys.readouterr().out
+    assert (
+        "the device is lost, nothing is written: prepare key_block=128: illegal memory access"
+        in capsys.readouterr().out
+    )
     assert not faked.out.exists()
+    assert run(faked, "--without", "key_block=128") == 0
+    assert entry_of(faked.out)["tiles"] == {}
 
 
 def test_nothing_is_tuned_where_the_chosen_tiles_are_wrong(
