@@ -102,7 +102,7 @@ def choose_tiles(
         prepare=PrepareTiles(
             key_width=key_width,
             value_width=value_width,
-            key_block=min(key_width, 32 if terms > 1 or fp32 else 64),
+            key_block=min(key_width, 32 if terms > 1 or fp32 or chunk == 64 else 64),
             value_block=parallel,
             warps=2,  # more would repeat each other's products, or each hold less of what the solve walks through
         ),

@@ -90,7 +90,7 @@ def fast(**fields: int) -> Callable[[Any], float]:
 def test_the_best_goes_into_the_table_with_how_it_was_measured(
     faked: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    faked.ms = fast(key_block=32, warps=4, registers=168)
+    faked.ms = fast(key_block=64, warps=4, registers=168)
     faked.failures["prepare key_block=128 warps=1"] = "takes 300000 bytes of shared memory, there are 232448"
     assert run(faked) == 0
     entry = entry_of(faked.out)
@@ -98,7 +98,7 @@ def test_the_best_goes_into_the_table_with_how_it_was_measured(
         "decay": "scalar", "terms": 1, "erases": 1, "whole_value_axis": False,
         "key_width": 128, "value_width": 128, "scratch_bits": 16, "chunk": 64,
     }  # fmt: skip
-    assert entry["tiles"] == {"prepare": {"key_block": 32, "warps": 4, "registers": 168}}
+    assert entry["tiles"] == {"prepare": {"key_block": 64, "warps": 4, "registers": 168}}
     about = entry["measured"]["prepare"]
     assert (about["ms_before"], about["ms_after"], about["shape"]) == (1.0, 0.5, "1x70x1")
     assert set(about["versions"]) == {"kcpgen", "torch", "triton", "cuda"}
@@ -138,13 +138,13 @@ def test_what_is_wrong_is_never_timed(
     def planted(*arguments: Any) -> Any:
         reference = "naive" in arguments
         found = right(*arguments)
-        return drifting(found) if tiles_now().prepare.key_block == 32 and not reference else found
+        return drifting(found) if tiles_now().prepare.key_block == 64 and not reference else found
 
     monkeypatch.setattr(module, name, planted)
-    faked.ms = fast(key_block=32)
+    faked.ms = fast(key_block=64)
     assert run(faked) == 0
-    assert f"gdn prepare key_block=32: REJECTED, gdn is wrong: {said}" in capsys.readouterr().out
-    assert {prepare.key_block for prepare in faked.timed} == {64, 128}
+    assert f"gdn prepare key_block=64: REJECTED, gdn is wrong: {said}" in capsys.readouterr().out
+    assert {prepare.key_block for prepare in faked.timed} == {32, 128}
     assert entry_of(faked.out)["tiles"] == {}
 
 
