@@ -68,8 +68,8 @@ def launched(op: Op, call: Callable[[], object], names: Collection[str] = ()) ->
 
 
 @contextmanager
-def _compiling_only(compiled: list[Any], names: Collection[str]) -> Iterator[None]:
-    """Inside, launches compile for sm_90 and do nothing else."""
+def _compiling_only(compiled: list[Any], names: Collection[str] = ()) -> Iterator[None]:
+    """Inside, launches compile for sm_90 and do nothing else; of kernels with these names, or of all."""
     run = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> Any:
