@@ -9,7 +9,7 @@ most of a device idle.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, produ
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
-from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, scratch_dtype, unit_stride
+from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
@@ -359,6 +359,22 @@ class Backward(_Op):
         return found
 
 
+def _without_inputs(prepared: Any, tensors: Sequence[Tensor | None]) -> tuple[Any, dict[str, int]]:
+    """`prepared` without the inputs that serial kernels read in place, and the number of each by its field.
+
+    Only what autograd saves may outlive the forward: hooks replace it (checkpoints, offloading), and the memory of the
+    input may then serve for anything else.
+    """
+    numbers = {id(x): n for n, x in enumerate(tensors) if x is not None}
+    of_fields = {field.name: getattr(prepared, field.name) for field in fields(prepared)}
+    lent = {name: numbers[id(x)] for name, x in of_fields.items() if id(x) in numbers}
+    return replace(prepared, **dict.fromkeys(lent)), lent
+
+
+def _with_inputs(prepared: Any, lent: Mapping[str, int], tensors: Sequence[Any]) -> Any:
+    return replace(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
+
+
 class _Chunked(torch.autograd.Function):
     """o, final_state = f(initial_state, tensors); states are those of the local sequences."""
 
@@ -377,7 +393,7 @@ class _Chunked(torch.autograd.Function):
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
-        ctx.prepared = op.prepared.for_backward()
+        ctx.prepared, ctx.lent = _without_inputs(op.prepared.for_backward(), tensors)
         ctx.checkpoints = op.checkpoints
         ctx.inner = op.inner
         return op.o, final
@@ -388,6 +404,8 @@ class _Chunked(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the kernels' gradients would come out as constants
             raise RuntimeError(f"{run.kernels.op}: no gradients of gradients on Triton; backend='eager' has them")
         initial, received, transitions, *tensors = ctx.saved_tensors
+        tensors = [None if x is None else unit_stride(x) for x in tensors]  # hooks may have laid them out anew
+        prepared = _with_inputs(ctx.prepared, ctx.lent, tensors)
         value = tensors[run.kernels.value]
         sizes = (*value.shape[:2], ctx.prepared.heads, ctx.prepared.values)
         do = value.new_zeros(sizes) if do is None else unit_stride(do)
@@ -395,12 +413,12 @@ class _Chunked(torch.autograd.Function):
         entering = None if initial is None else torch.empty_like(initial)
         kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
-            op = Backward(run, ctx.prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
+            op = Backward(run, prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
             op.replay()
             op.run(run.sequences, leaving, entering)
             return (None, None, entering, *op.finish())
         local = entering_states(run.cp.shard, initial, received)
-        op = Backward(run, ctx.prepared, tensors, do, local, ctx.checkpoints, ctx.inner)
+        op = Backward(run, prepared, tensors, do, local, ctx.checkpoints, ctx.inner)
         found = passes.backward(op, run.cp, kept, leaving, entering)
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 

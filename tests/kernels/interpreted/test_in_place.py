@@ -80,3 +80,30 @@ def test_a_forward_is_the_same_without_a_backward() -> None:
     with torch.no_grad():
         alone = forward()
     assert all(map(torch.equal, alone, forward()))
+
+
+@pytest.mark.parametrize("name", ["gdn", "delta_rule"])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_a_backward_reads_what_autograd_gives_back(name: str, gap: int) -> None:
+    """A hook may keep an input elsewhere, and lay it out anew; its own memory is then the caller's to write over."""
+    op = load_op(GENERATED / name)
+    case = Case(label="", backend="triton", dtype="bfloat16", tokens=70, **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    leaves = list(inputs.tokens.values())
+
+    def gradients(kept_elsewhere: bool) -> tuple[torch.Tensor, ...]:
+        tokens = {name: x * 1 for name, x in inputs.tokens.items()}
+
+        def elsewhere(x: torch.Tensor) -> torch.Tensor:
+            room = x.new_empty(*x.shape[:-1], x.shape[-1] + gap)[..., : x.shape[-1]]
+            return room.copy_(x)
+
+        with torch.autograd.graph.saved_tensors_hooks(elsewhere if kept_elsewhere else lambda x: x, lambda x: x):
+            o, _ = op.chunk(**tokens, backend="triton")
+        if kept_elsewhere:
+            with torch.no_grad():
+                for x in tokens.values():
+                    x.zero_()
+        return torch.autograd.grad(o, leaves, inputs.d_output)
+
+    assert all(map(torch.equal, gradients(True), gradients(False)))
