@@ -9,7 +9,7 @@ from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 
 AXES = {
     **dict.fromkeys(("q_in", "a_in", "w_out", "W"), "CK"),
-    **dict.fromkeys(("V", "U", "U0", "R", "O"), "CV"),
+    **dict.fromkeys(("V", "value", "U", "U0", "R", "O"), "CV"),
     **dict.fromkeys(("A", "L", "T", "B"), "CC"),
     **dict.fromkeys(("S", "S_next"), "KV"),
 }

@@ -34,7 +34,7 @@ __all__ = ["ChunkForm", "Equation", "Factor", "Monomial", "derive_chunk_form"]
 class ChunkForm:
     normal_form: NormalForm
     implicit: tuple[Equation, ...]  # U = V + L U + a_in S; O; S_next: as the recurrence gives them
-    solved: tuple[Equation, ...]  # W, U0, then U = U0 + W S, O, S_next: what the scan computes
+    solved: tuple[Equation, ...]  # W, U0, then U = U0 + W S, O, S_next
     summary: tuple[Equation, ...]  # M and S_ext
     reverse_scan: tuple[Equation, ...]  # dU, dS of the solved form: the serial part of the backward
     gradients: tuple[Equation, ...]  # dR, dV, dL, dA, da_in, dq_in, dw_out from dU, S, dS_next: chunk-parallel

@@ -18,7 +18,7 @@ from kcpgen.language.format import equations
 # (field of ChunkForm, heading)
 PARTS = (
     ("implicit", "Chunk, as the recurrence gives it"),
-    ("solved", "Chunk, solved: what the scan computes"),
+    ("solved", "Chunk, solved"),
     ("summary", "Rank summary: S_next = M S + S_ext"),
     ("reverse_scan", "Backward, serial: given dO and dS_next"),
     ("gradients", "Backward, parallel over chunks"),

@@ -41,6 +41,7 @@ from kcpgen.plan import KernelPlan, Row
 
 def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     fields = scratch(plan)
+    made = [name for name in fields if name not in [f"U_{e}" for e in plan.erasing]]  # the scan fills those
     body: dict[str, list[str]] = {
         "starts": starts(plan),
         "before_keys": [*before_keys(plan), *_scalar_decay(plan), *_read_scale(plan)],
@@ -71,8 +72,8 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
             *(["readable_in_place"] if "readable" in in_place(plan) + triton_values.in_place(plan) else []),
             *(["room_within"] if allocated_first(plan) else []),
         ],
-        scratch_pointers=in_rows(f"{name}_ptr" for name in fields),
-        scratch_tensors=in_rows(passed(plan, name) for name in fields),
+        scratch_pointers=in_rows(f"{name}_ptr" for name in made),
+        scratch_tensors=in_rows(passed(plan, name) for name in made),
         waiting_pointers=["work_ptr", *(f"{name}_ptr" for name in waiting_rests(plan))] if plan.decay_axis else [],
         waiting_rooms=["scratch(C, KP)" for _ in waiting_rests(plan)],
         exchanges=int(bool(plan.decay_axis)),
@@ -93,7 +94,7 @@ def _scalar_decay(plan: KernelPlan) -> list[str]:
         return []
     ends = [
         "tl.store(decay_out_ptr + at, tl.exp2(tl.sum(log_decay)))",
-        "# From a token on is what a write of the token before it takes.",
+        "# Summed from a token on: what the write of the token before it decays by.",
         "G_from = tl.cumsum(log_decay, axis=0, reverse=True)",
         "tl.store(to_end_ptr + at * C + rows - 1, tl.exp2(G_from), mask=rows > 0)",
         "tl.store(to_end_ptr + at * C + (C - 1), 1.0)",

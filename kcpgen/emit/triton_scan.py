@@ -19,7 +19,7 @@ def emit_scan(plan: KernelPlan) -> str:
     equations = [e for e in plan.form.solved if e.target.name in ("O", "S_next")]
     values = triton_values.equations(plan)
     out = replace(
-        _printer(plan, {"S", "U"}, {"S_next": "S"}), in_sum=frozenset({"V"} if triton_values.in_parts(plan) else ())
+        _printer(plan, {"S", "U"}, {"S_next": "S"}), in_sum=frozenset({"value"} if triton_values.in_parts(plan) else ())
     )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
     raw = triton_values.value_fields(plan)
@@ -92,7 +92,7 @@ def _load_raw(name: str) -> str:
 
 def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
     vectors = {name: field_of(plan, name) for name in ["q_in", *(f"w_out_{j}" for j in plan.terms)]}
-    values = {f"V_{e}": f"value_{e}" for e in plan.erasing} | {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
+    values = {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
     return BlockPrinter(
         accumulators=frozenset({*accumulators, *rename.values(), *rename}),
         rename={**vectors, **values, **rename},

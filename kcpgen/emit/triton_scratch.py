@@ -16,9 +16,9 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     for p in plan.pure_writes:
         fields[f"U_{p}"] = ("C, VP", "[NT, HV, C, VP] values that are written as they are")
     for name in triton_values.value_fields(plan):
+        meaning = "what rounding left of them" if name.endswith("_rest") else "raw values, without their strength"
         place = "" if triton_values.in_place(plan) == "False" else ", or an input"
-        meaning = "what rounding left of them" if name.endswith("_rest") else f"values before any erase{place}"
-        fields[name] = ("C, VP", f"[NT, HV, C, VP] {meaning}")
+        fields[name] = ("C, VP", f"[NT, HV, C, VP] {meaning}{place}")
     for name, (i, j) in triton_values.blocks(plan).items():
         fields[name] = ("C, C", f"[NT, HV, C, C] what corrected value {i} takes of earlier tokens' value {j}")
     for i in plan.erasing:
@@ -135,5 +135,5 @@ def passed(plan: KernelPlan, name: str) -> str:
 def field_of(plan: KernelPlan, vector: str) -> str:
     """The field that holds a vector of the derivation: q_in, w_out_j, W_i or V_j."""
     read, writes, _ = vector_fields(plan)
-    values = {f"V_{e}": f"value_{e}" for e in plan.erasing} | {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
+    values = {f"V_{p}": f"U_{p}" for p in plan.pure_writes}
     return {"q_in": read, **{f"w_out_{j}": writes[j] for j in plan.terms}, **values}.get(vector, vector)

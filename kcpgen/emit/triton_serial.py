@@ -1,4 +1,4 @@
-"""What serial kernels load of a chunk: read and write vectors, what the solve left of them, and decays."""
+"""What serial kernels load of a chunk: read and write vectors, W, and decays."""
 
 from __future__ import annotations
 

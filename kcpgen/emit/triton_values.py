@@ -1,7 +1,7 @@
 """What the scan makes corrected values of: raw values, and what the solve of a chunk's erases takes of each of them.
 
     U_p = V_p                                        a pure write
-    U_i = strength_i V_i + sum_j B_i_j V_j + W_i S
+    U_i = strength_i value_i + sum_j B_i_j value_j + sum_p B_i_p U_p + W_i S
     B_i_e = strict_tril(T_i_e strength_e)            of what another erasing term writes
     B_i_p = sum_e T_i_e L_e_p                        of a pure write
 
@@ -27,7 +27,7 @@ def own_values(plan: KernelPlan) -> list[int]:
 
 
 def blocks(plan: KernelPlan) -> dict[str, tuple[int, int]]:
-    """B by its name: the corrected value that takes, the value it takes of."""
+    """By the name of B: the term whose corrected value it adds to, and the term whose raw value it multiplies."""
     return {f"B_{i}_{j}": (i, j) for i in plan.erasing for j in [*own_values(plan), *plan.pure_writes]}
 
 
@@ -42,8 +42,8 @@ def equations(plan: KernelPlan) -> dict[int, Equation]:
     found = {p: _equation(p, [_product(_factor("V", p))]) for p in plan.pure_writes}
     for i in plan.erasing:
         scale = [_factor("strength", i)] if f"strength_{i}" in strengths(plan) else []
-        own = [_product(*scale, _factor("V", i))] if i in own_values(plan) else []
-        taken = [_product(_factor("B", i, j), _factor("V", j)) for j in own_values(plan)]
+        own = [_product(*scale, _factor("value", i))] if i in own_values(plan) else []
+        taken = [_product(_factor("B", i, j), _factor("value", j)) for j in own_values(plan)]
         taken += [_product(_factor("B", i, p), _factor("U", p)) for p in plan.pure_writes]
         found[i] = _equation(i, [*own, *taken, _product(_factor("W", i), _factor("S"))])
     return found
@@ -141,7 +141,7 @@ def _code(plan: KernelPlan, value: sympy.Expr) -> str:
 
 
 def _split(plan: KernelPlan, e: int) -> tuple[sympy.Expr, sympy.Expr]:
-    """Coefficient and the rest; where it hangs on a sum over values, which are not at hand before, nothing is split."""
+    """(coefficient, rest). A coefficient that needs a sum over values is not split off: that sum is not known yet."""
     coefficient, base = split_scalar(plan.values[e], {**plan.spec.axes, **{s.name: "" for s in plan.sums}})
     return (sympy.Integer(1), plan.values[e]) if coefficient.atoms(RowSum) else (coefficient, base)
 

@@ -136,9 +136,9 @@ def fold(
 
     chains: int32 [n, 3], of each the first row, the number of segments, the number of the sequence. given: the state
     that enters each sequence (leaves it, backward), [N, HV, K, V], None for zero. summaries: S_ext of all segments but
-    the last of each chain (the first, backward), [segments - n, HV, K, V]. transitions: M of those that are neither,
-    [segments - 2 n, HV, ...], or where both were made `ahead` of `given`, of all that have a summary; None for the
-    identity.
+    the last of each chain (the first, backward), [segments - n, HV, K, V]. transitions: M of segments that are neither
+    first nor last, [segments - 2 n, HV, ...], or where both were made `ahead` of `given`, of all that have a summary;
+    None for the identity.
     """
     HV, K, V = states.shape[1:]
     KP, BV = max(16, triton.next_power_of_2(K)), 16  # few columns a program: a chain is serial, its programs are few

@@ -1,8 +1,8 @@
 """Forward and backward of sequences cut into segments within one device.
 
 As on the ranks of context parallelism, a segment is summarised by the scan itself, and M is worked out only strictly
-inside a sequence: where one begins, or backward ends, its own state is known. What differs is that all segments of all
-sequences are summarised, put together and run side by side, in one launch each.
+inside a sequence: where one begins, or backward ends, its own state is known, unless a rank awaits it (`foresee`). What
+differs is that all segments of all sequences are summarised, put together and run side by side, in one launch each.
 """
 
 from __future__ import annotations
