@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,9 @@ def configurations(options: argparse.Namespace) -> Iterator[Configuration]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = arguments_parser().parse_args(arguments)
+    if options.plot and find_spec("matplotlib") is None:
+        print("error: --plot needs matplotlib: pip install 'kcpgen[bench]'", file=sys.stderr)
+        return 2
     if options.source:
         return _show(options)
     wanted = list(configurations(options))

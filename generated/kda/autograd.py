@@ -64,8 +64,6 @@ def triton_chunk_kda(
     if use_beta_sigmoid_in_kernel and allow_neg_eigval:
         use_beta_sigmoid_in_kernel_mode = 2
     promise = None
-    if use_gate_in_kernel_mode == 1:
-        promise = None
     if use_gate_in_kernel_mode == 2:
         promise = lower_bound
     bounded = within_block_range(promise)

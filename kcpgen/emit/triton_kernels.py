@@ -136,13 +136,15 @@ def _promise_lines(plan: KernelPlan) -> list[str]:
     declared = {i.name: i.bounds for i in plan.spec.inputs}
     names = [s.name for s in plan.decay_log.free_symbols] if plan.decay_log.is_Symbol else []
     name = names[0] if names else ""
-    lines = [f"promise = {_low(declared.get(name))}"]
+    given = _low(declared.get(name))
+    lines = [f"promise = {given}"]
     for option in plan.spec.options:
         for mode, variant in enumerate(option.variants, start=1):
             for rewrite in variant.rewrites:
-                if rewrite.target == name:
+                if rewrite.target == name and _low(rewrite.bounds) != given:
                     lines += [f"if {option.name}_mode == {mode}:", f"    promise = {_low(rewrite.bounds)}"]
-    return [*lines, "bounded = within_block_range(promise)"]
+    nothing = lines == ["promise = None"]
+    return ["bounded = False  # nothing is promised"] if nothing else [*lines, "bounded = within_block_range(promise)"]
 
 
 def _low(bounds: Bounds | None) -> str:

@@ -288,3 +288,11 @@ def test_what_ran_in_segments_is_compared_with_whole_sequences(
     row = rows_of(tmp_path / "run.json")["kcpgen", "training"]
     assert row.status == "wrong"
     assert "dk (whole)" in row.message
+
+
+def test_a_plot_without_what_draws_it_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "find_spec", lambda name: None)
+    assert speed.main(["--plot", "x.png"]) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
