@@ -128,3 +128,16 @@ for op in {op_names()!r}:
 """
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+
+
+SIZES = {"H", "HV", "K", "V", "C", "LEVELS", "KP", "VP", "BK", "BV"}  # of every chunk-parallel kernel
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "generated").glob("*/*.py")), ids=lambda path: "/".join(path.parts[-2:])
+)
+def test_a_kernel_is_given_what_it_reads(path: Path) -> None:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and "triton.jit" in map(ast.unparse, node.decorator_list):
+            read = {name.id for line in node.body for name in ast.walk(line) if isinstance(name, ast.Name)}
+            assert {argument.arg for argument in node.args.args} - read <= SIZES, node.name

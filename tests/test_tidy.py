@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcpgen.emit.tidy import drop_idle, merge_branches
+from kcpgen.emit.tidy import drop_idle, live, merge_branches
 
 SOURCE = """\
 import triton
@@ -98,3 +98,9 @@ def kernel(x_ptr, FLAG: tl.constexpr):
 def test_neighbouring_branches_on_one_condition_become_one() -> None:
     first, rest = "    if FLAG == 1:\n", BRANCHES.partition("tl.store(x_ptr, 1)\n")
     assert merge_branches(BRANCHES) == rest[0] + rest[1] + rest[2].replace(first, "", 1)
+
+
+def test_lines_that_live_are_those_of_a_body() -> None:
+    lines = ["a = tl.load(a_ptr)", "b = tl.load(b_ptr)", "if MODE:", "    b = c", "tl.store(out_ptr, a)"]
+    assert live(lines) == ["a = tl.load(a_ptr)", "tl.store(out_ptr, a)"]
+    assert live([]) == []

@@ -30,7 +30,6 @@ from .prepare import Prepared
 
 @triton.jit
 def score_gradients_kernel(
-    v_ptr, v_batch, v_token, v_head,
     do_ptr, do_batch, do_token, do_head,
     U_0_ptr, U_1_ptr, dU_0_ptr, dU_1_ptr, dU_1_rest_ptr, T_1_1_ptr, L_1_0_ptr,
     dA_0_ptr, dA_1_ptr, dL_1_0_ptr, dL_1_1_ptr,
@@ -123,7 +122,6 @@ def score_gradients(
     dL_1_0 = prepared.A_0.new_empty((layout.chunk_count, HV, C, C), dtype=torch.float32)
     dL_1_1 = prepared.A_0.new_empty((layout.chunk_count, HV, C, C), dtype=torch.float32)
     score_gradients_kernel[(layout.chunk_count * HV,)](
-        v, *v.stride()[:3],
         do, *do.stride()[:3],
         prepared.U_0, prepared.U_1, corrected_gradients[0], corrected_gradients[1], corrected_gradients[2],
         prepared.T_1_1, prepared.L_1_0,

@@ -172,10 +172,7 @@ def near_gradients_kernel(
 def finish_kernel(
     q_ptr, q_batch, q_token, q_head,
     k_ptr, k_batch, k_token, k_head,
-    g_ptr, g_batch, g_token, g_head,
-    b_ptr, b_batch, b_token, b_head,
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
-    sums_ptr,
     d_q_ptr, d_k_ptr,
     parts_ptr, chunks_ptr, row_tokens,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, BK: tl.constexpr,
@@ -299,10 +296,7 @@ def gradients(
     finish_kernel[(layout.chunk_count * HV,)](
         q, *q.stride()[:3],
         k, *k.stride()[:3],
-        g, *g.stride()[:3],
-        b, *b.stride()[:3],
         use_qk_l2norm_in_kernel_mode,
-        prepared.sums,
         d_q, d_k,
         parts, layout.chunks, v.shape[1],
         H=H, HV=HV, K=K, C=C, KP=KP, BK=BK,

@@ -30,9 +30,8 @@ from .prepare import Prepared
 def score_gradients_kernel(
     v_ptr, v_batch, v_token, v_head,
     w_ptr, w_batch, w_token, w_head,
-    USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
     do_ptr, do_batch, do_token, do_head,
-    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, T_0_0_ptr, sums_ptr,
+    U_0_ptr, dU_0_ptr, dU_0_rest_ptr, T_0_0_ptr,
     dA_0_ptr, dL_0_0_ptr,
     d_v_ptr, d_w_ptr,
     chunks_ptr, row_tokens,
@@ -120,9 +119,8 @@ def score_gradients(
     score_gradients_kernel[(layout.chunk_count * HV,)](
         v, *v.stride()[:3],
         w, *w.stride()[:3],
-        use_qk_l2norm_in_kernel_mode,
         do, *do.stride()[:3],
-        prepared.U_0, corrected_gradients[0], corrected_gradients[1], prepared.T_0_0, prepared.sums,
+        prepared.U_0, corrected_gradients[0], corrected_gradients[1], prepared.T_0_0,
         dA_0, dL_0_0,
         d_v, d_w,
         layout.chunks, v.shape[1],

@@ -26,7 +26,6 @@ from .prepare import Prepared
 
 @triton.jit
 def score_gradients_kernel(
-    v_ptr, v_batch, v_token, v_head,
     do_ptr, do_batch, do_token, do_head,
     U_0_ptr, dU_0_ptr,
     dA_0_ptr,
@@ -86,7 +85,6 @@ def score_gradients(
     C = layout.chunk
     dA_0 = prepared.A_0.new_empty((layout.chunk_count, HV, C, C))
     score_gradients_kernel[(layout.chunk_count * HV,)](
-        v, *v.stride()[:3],
         do, *do.stride()[:3],
         prepared.U_0, corrected_gradients[0],
         dA_0,

@@ -26,6 +26,15 @@ def drop_idle(source: str) -> str:
     return _without(source, liveness.idle_lines)
 
 
+def live(lines: Sequence[str]) -> list[str]:
+    """Of the lines of a kernel's body, those that `drop_idle` leaves: what they name is all that it has to be given."""
+    if not lines:
+        return []
+    head = "@triton.jit\ndef kernel():\n"
+    source = drop_idle(head + "".join(f"    {line}\n" for line in lines))
+    return [line.removeprefix("    ") for line in source.removeprefix(head).splitlines()]
+
+
 def merge_branches(source: str) -> str:
     """`source` with each `if` of its kernels joined to the one before it that tests the same."""
     blocks = (block for kernel in _kernels(source) for block in _blocks(kernel))

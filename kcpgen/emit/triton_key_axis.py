@@ -18,9 +18,9 @@ from kcpgen.emit.triton_operands import (
 from kcpgen.emit.triton_score_gradients import (
     block_printer,
     lines_of,
-    per_token_operands,
     score_results,
     summed_over_values,
+    tensor_of,
 )
 from kcpgen.emit.triton_sweeps import Sweeps, start_gradient, store_input, store_param
 from kcpgen.plan import KernelPlan
@@ -37,20 +37,18 @@ def strings(value: Value) -> list[str]:
 
 def chunk_operands(plan: KernelPlan) -> list[str]:
     """Scratch that the walk over states reads, beside sums."""
-    corrected = per_token_operands(plan)
-    if not plan.erases_apart:
-        corrected = [name for name in corrected if not name.endswith("_rest")]
-    return [*corrected, *score_gradients(plan)]
+    return [*_left_by_values(plan), *score_gradients(plan)]
 
 
 def chunk_tensors(plan: KernelPlan) -> list[str]:
     """What the launcher passes for `chunk_operands`."""
-    scores = score_gradients(plan)
-    return [
-        *(f"prepared.U_{j}" for j in plan.terms),
-        *(f"corrected_gradients[{i}]" for i in range(len(chunk_operands(plan)) - len(plan.terms) - len(scores))),
-        *scores,
-    ]
+    return [*(tensor_of(plan, name) for name in _left_by_values(plan)), *score_gradients(plan)]
+
+
+def _left_by_values(plan: KernelPlan) -> list[str]:
+    """Corrected values, and dR in the place of dU."""
+    solved = [f"dU_{e}{part}" for part in ("", "_rest") for e in plan.erasing if not part or plan.erases_apart]
+    return [*(f"U_{j}" for j in plan.terms), *solved]
 
 
 def launcher(plan: KernelPlan, shared: Mapping[str, Value], sweeps: Sweeps) -> dict[str, Value]:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.tidy import live
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import later_sweeps, launcher, lines_in, make_sweeps, resumed, store_scalars
+from kcpgen.emit.triton_key_axis import later_sweeps, launcher, lines_in, make_sweeps, resumed, store_scalars, strings
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
@@ -39,7 +40,7 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     far = [*(f"d_{name}" for name in (*rows, *columns)), "dG_border"]
     on_keys: list[TokenInput | Param] = [*key_inputs(plan), *key_params(plan)]
     finished = [*scalar_inputs(plan), *(d for d in on_keys if any(d.name in s.touched for s in sweeps.sweeps[1:]))]
-    finish_sums = [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(lines_in(finish))]
+    finish_sums = strings(finish["sums"])
     device = ["decays(", *whole, *pair, *lines_in(finish)]
     return render(
         "decay/gradients_vector.py.jinja",
@@ -144,13 +145,18 @@ def _finish(plan: KernelPlan, sweeps: Sweeps, parts: list[str]) -> dict[str, Val
         f"d_{name} += tl.load(part + {number} * C{'' if _per_head(plan, name) else ' + rows'})"
         for number, name in enumerate(parts)
     ]
-    lines = [*early, *sweeps.sweeps[0].scalars, *store_scalars(plan)]
-    lines += lines_in(later)
+    body = [*early, *added, *lines_of(sweeps.sweeps[0].scalars)]
+    for sweep in later:
+        loop = [f"        {line}" for line in strings(sweep["loop"])]
+        body += [str(sweep["condition"]), "    for key_start in range(0, KP, BK):", *loop]
+        body += [f"    {line}" for line in strings(sweep["scalars"])]
+    kept = live([*body, *store_scalars(plan)])
     return {
         "early": early,
         "parts": added,
         "scalars": sweeps.sweeps[0].scalars,
         "sweeps": later,
         "stores": store_scalars(plan),
-        "used": used_arguments(plan, lines),
+        "used": used_arguments(plan, kept),
+        "sums": [name for name in ("sums", "d_sums") if f"{name}_ptr" in " ".join(kept)],
     }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.tidy import live
 from kcpgen.emit.triton_adjoint import backward
 from kcpgen.emit.triton_blocks import BlockPrinter, math, variable
 from kcpgen.emit.triton_imports import device_functions
@@ -29,6 +30,9 @@ EQUATIONS = ("dR", "dA", "dL", "dV")
 def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     early, value_pass = _early(plan), lines_of(_value_pass(plan))
     body = {"early": early, "value_pass": value_pass, "scores": list(_scores(plan)), "stores": lines_of(_stores(plan))}
+    loop = ["for start in range(0, VP, BV):", *(f"    {line}" for line in value_pass)]
+    kept = live([*early, *loop, *body["scores"], *body["stores"]])
+    operands = [n for n in [*per_token_operands(plan), *_solve_operands(plan)] if f"{n}_ptr" in "\n".join(kept)]
     filled = [*_on_values(plan), *summed_over_values(plan)]
     names = score_gradients(plan)
     return render(
@@ -41,12 +45,12 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **body,
         uniform=plan.decay_axis == "",
         solves=bool(plan.erasing),
-        used=used_arguments(plan, [line for lines in body.values() for line in lines]),
+        used=used_arguments(plan, kept),
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
         device_functions=device_functions(["load_tile(", *early, *value_pass, *body["scores"], *body["stores"]]),
         first_corrected=f"U_{plan.terms[0]}",
-        chunk_operands=in_rows(f"{name}_ptr" for name in [*per_token_operands(plan), *_solve_operands(plan)]),
-        launch_operands=in_rows(_launch_operands(plan)),
+        chunk_operands=in_rows(f"{name}_ptr" for name in operands),
+        launch_operands=in_rows(tensor_of(plan, name) for name in operands),
         score_names=names,
         whole_scores=whole_scores(plan),
         summed=len(plan.sums) if sums_over_values(plan) else 0,
@@ -84,13 +88,10 @@ def _solve_operands(plan: KernelPlan) -> list[str]:
     ]
 
 
-def _launch_operands(plan: KernelPlan) -> list[str]:
-    gradients = [f"corrected_gradients[{i}]" for i in range(len(per_token_operands(plan)) - len(plan.terms))]
-    return [
-        *(f"prepared.U_{j}" for j in plan.terms),
-        *gradients,
-        *(f"prepared.{name}" for name in _solve_operands(plan)),
-    ]
+def tensor_of(plan: KernelPlan, operand: str) -> str:
+    """What a launcher passes for something that the serial kernels or `prepare` left."""
+    gradients = per_token_operands(plan)[len(plan.terms) :]
+    return f"corrected_gradients[{gradients.index(operand)}]" if operand in gradients else f"prepared.{operand}"
 
 
 def _on_values(plan: KernelPlan) -> list[TokenInput | Param]:
