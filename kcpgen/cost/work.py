@@ -17,6 +17,7 @@ from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit import triton_values
 from kcpgen.emit.triton_operands import whole_scores
 from kcpgen.emit.triton_prepare import rows_of_scores
+from kcpgen.emit.triton_score_gradients import score_operands
 from kcpgen.emit.triton_scratch import field_of, in_place, let_go, row_decays, scratch
 from kcpgen.plan import KernelPlan
 from kcpgen.runtime.layout import CHECKPOINT
@@ -148,7 +149,8 @@ class Counting:
         solve = {name: size for name, size in self._scratch_of(equations).items() if name not in reads}
         writes = {**self._solved_gradients, **self._score_bytes}
         writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
-        return self._parallel("score_gradients", {**reads, **solve, **self._sums}, writes, self._flops(equations))
+        sums = self._sums if "sums" in score_operands(self.plan) else {}
+        return self._parallel("score_gradients", {**reads, **solve, **sums}, writes, self._flops(equations))
 
     def _walk_over_states(self) -> KernelWork:
         """What reads the states: all of the key axis, or where every channel decays, what comes from afar."""

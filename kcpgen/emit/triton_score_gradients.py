@@ -28,11 +28,9 @@ EQUATIONS = ("dR", "dA", "dL", "dV")
 
 
 def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
-    early, value_pass = _early(plan), lines_of(_value_pass(plan))
-    body = {"early": early, "value_pass": value_pass, "scores": list(_scores(plan)), "stores": lines_of(_stores(plan))}
-    loop = ["for start in range(0, VP, BV):", *(f"    {line}" for line in value_pass)]
-    kept = live([*early, *loop, *body["scores"], *body["stores"]])
-    operands = [n for n in [*per_token_operands(plan), *_solve_operands(plan)] if f"{n}_ptr" in "\n".join(kept)]
+    body = _body(plan)
+    early, value_pass = body["early"], body["value_pass"]
+    kept, operands = _kept(body), score_operands(plan)
     filled = [*_on_values(plan), *summed_over_values(plan)]
     names = score_gradients(plan)
     return render(
@@ -63,6 +61,27 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         value_names=[d.name for d in _on_values(plan)],
         scalar_names=[d.name for d in summed_over_values(plan)],
     )
+
+
+def _body(plan: KernelPlan) -> dict[str, list[str]]:
+    return {
+        "early": _early(plan),
+        "value_pass": lines_of(_value_pass(plan)),
+        "scores": list(_scores(plan)),
+        "stores": lines_of(_stores(plan)),
+    }
+
+
+def _kept(body: Mapping[str, list[str]]) -> list[str]:
+    """What tidying leaves of the kernel."""
+    loop = ["for start in range(0, VP, BV):", *(f"    {line}" for line in body["value_pass"])]
+    return live([*body["early"], *loop, *body["scores"], *body["stores"]])
+
+
+def score_operands(plan: KernelPlan) -> list[str]:
+    """What the kernel reads of what the serial kernels and `prepare` left."""
+    named = set(re.findall(r"\w+", " ".join(_kept(_body(plan)))))
+    return [name for name in [*per_token_operands(plan), *_solve_operands(plan)] if f"{name}_ptr" in named]
 
 
 def lines_of(statements: Iterable[str]) -> list[str]:
