@@ -23,9 +23,9 @@ from cp_workers import Budget
 SMALL = ("--ops", "gla", "--heads", "1", "--width", "8", "--repeats", "2", "--device", "cpu")
 
 
-def ran(out: Path, *arguments: str) -> list[dict[str, Any]]:
+def told(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "benchmarks/context_parallel.py", *arguments, *SMALL, "--out", str(out)],
+        [sys.executable, f"benchmarks/{script}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -33,6 +33,11 @@ def ran(out: Path, *arguments: str) -> list[dict[str, Any]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ran(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    told("context_parallel.py", *arguments, *SMALL, "--out", str(out))
     report = json.loads(out.read_text(encoding="utf-8"))
     assert report["left_out"] == sum("left_out" in figure["one"] for figure in report["figures"])
     figures: list[dict[str, Any]] = report["figures"]
@@ -86,16 +91,8 @@ def test_nothing_waits_between_the_calls_of_a_loop() -> None:
 
 
 def test_what_calls_keep_the_host_for_is_told_without_a_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/host.py", "--ops", "gla", "--calls", "1", "--device", "cpu"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    stdout = told("host.py", "--ops", "gla", "--calls", "1", "--device", "cpu")
+    rows = [line.split() for line in stdout.splitlines()[1:]]
     assert [" ".join(row[:-4]) for row in rows] == [
         "gla, one device",
         *(f"gla, rank {rank} of {size}" for rank, size in ((0, 2), (1, 2), (1, 3))),
