@@ -124,15 +124,15 @@ def simulate(arguments: tuple[str, ...]) -> None:
 @click.option(
     "--shape", type=_sizes, required=True, metavar="BxTxHxKxV", help="H/HV for grouped heads: 1x8192x16/32x128x128."
 )
-@click.option("--bounded", is_flag=True, help="As if a bound of the decay were promised.")
+@click.option("--strong-decay", is_flag=True, help="As if channels decayed by more within a chunk than fp32 holds.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def plan(spec: Path, device: str, shape: Sizes, bounded: bool, as_json: bool) -> None:
+def plan(spec: Path, device: str, shape: Sizes, strong_decay: bool, as_json: bool) -> None:
     """Show the kernels of SPEC at one shape: what each moves, computes and keeps, the floor, and the time predicted."""
-    (text,) = _each((spec,), lambda path: _estimate(path, device, shape, bounded, as_json))
+    (text,) = _each((spec,), lambda path: _estimate(path, device, shape, strong_decay, as_json))
     click.echo(text, nl=False)
 
 
-def _estimate(path: Path, device: str, sizes: Sizes, bounded: bool, as_json: bool) -> str:
+def _estimate(path: Path, device: str, sizes: Sizes, by_levels: bool, as_json: bool) -> str:
     from kcpgen.cost import report
     from kcpgen.cost.estimate import estimate
     from kcpgen.derivation.chunk_form import derive_chunk_form
@@ -141,7 +141,7 @@ def _estimate(path: Path, device: str, sizes: Sizes, bounded: bool, as_json: boo
     from kcpgen.plan import make_plan
 
     found = estimate(
-        make_plan(derive_chunk_form(derive_normal_form(load(path)))), DEVICES[device], sizes, bounded=bounded
+        make_plan(derive_chunk_form(derive_normal_form(load(path)))), DEVICES[device], sizes, by_levels=by_levels
     )
     return report.to_json(found) if as_json else report.to_text(found)
 

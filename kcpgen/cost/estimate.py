@@ -42,7 +42,7 @@ class Estimate:
     sizes: Sizes
     chunk: int
     segments: int
-    bounded: bool
+    by_levels: bool
     forward: tuple[KernelEstimate, ...]
     backward: tuple[KernelEstimate, ...]
     forward_floor: Floor
@@ -55,9 +55,9 @@ class Estimate:
         return sum(self.saved.values()) * self.sizes.token_heads / 2**20
 
 
-def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -> Estimate:
+def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, by_levels: bool = False) -> Estimate:
     """Costs in bfloat16 with the tiles the op itself would choose; options off."""
-    counting = _counting(plan, device, sizes, bounded)
+    counting = _counting(plan, device, sizes, by_levels)
     inputs, output = sum(counting.inputs.values()), float(2 * sizes.V)
     flops = counting.floor_flops
     return Estimate(
@@ -66,7 +66,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
         sizes=sizes,
         chunk=counting.C,
         segments=counting.segments,
-        bounded=bounded,
+        by_levels=by_levels,
         forward=_estimates(counting.forward, device, sizes, counting.C),
         backward=_estimates(counting.backward, device, sizes, counting.C),
         forward_floor=_floor(inputs + output, flops, device, sizes),
@@ -76,7 +76,7 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, bounded: bool) -
     )
 
 
-def _counting(plan: KernelPlan, device: Device, sizes: Sizes, bounded: bool) -> Counting:
+def _counting(plan: KernelPlan, device: Device, sizes: Sizes, by_levels: bool) -> Counting:
     import torch
 
     from kcpgen.runtime.launch import choose_tiles
@@ -96,7 +96,7 @@ def _counting(plan: KernelPlan, device: Device, sizes: Sizes, bounded: bool) -> 
         KP=tiles.prepare.key_width,
         VP=tiles.prepare.value_width,
         block=tiles.scan.value_block,
-        bounded=bounded,
+        by_levels=by_levels,
         multiprocessors=device.multiprocessors,
     )
 

@@ -26,7 +26,7 @@ def to_json(estimate: Estimate) -> str:
         "dtype": "bfloat16",
         "chunk": estimate.chunk,
         "segments": estimate.segments,
-        "bounded": estimate.bounded,
+        "by_levels": estimate.by_levels,
         "unit": "bytes and FLOP per token of a value head",
         "forward": [_kernel(kernel) for kernel in estimate.forward],
         "backward": [_kernel(kernel) for kernel in estimate.backward],
@@ -44,7 +44,8 @@ def to_json(estimate: Estimate) -> str:
 def _lines(estimate: Estimate) -> Iterator[str]:
     yield f"{estimate.plan.spec.title} on {estimate.device.title}, bfloat16: {_sizes(estimate)}"
     if estimate.plan.decay_axis:
-        yield f"decay per channel, {'promised to be bounded' if estimate.bounded else 'no bound promised'}"
+        pairs = "pairs of tokens level by level" if estimate.by_levels else "all pairs of a chunk at once"
+        yield f"decay per channel, {pairs}"
     if estimate.segments > 1:
         chunks, idle = -(-estimate.sizes.T // estimate.chunk), estimate.device.multiprocessors
         segments = f"{estimate.segments} segments of {-(-chunks // estimate.segments)} chunks"

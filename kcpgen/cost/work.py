@@ -55,7 +55,8 @@ class KernelWork:
 class Counting:
     """A plan at given sizes. C: tokens of a chunk; KP, VP: padded widths; block: state columns of a serial program.
 
-    multiprocessors: of the device, which decide whether sequences are cut into segments.
+    by_levels: whether channels decay by more within a chunk than fp32 holds. multiprocessors: of the device, which
+    decide whether sequences are cut into segments.
     """
 
     plan: KernelPlan
@@ -64,7 +65,7 @@ class Counting:
     KP: int
     VP: int
     block: int
-    bounded: bool
+    by_levels: bool
     multiprocessors: int
 
     @property
@@ -159,7 +160,7 @@ class Counting:
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
         reads |= self._solved_gradients
         reads |= {name: size for name, size in self.scratch.items() if name == "to_end"}
-        far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis else 1
+        far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis and self.by_levels else 1
         pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
         name, writes = ("far_gradients", self._far) if self.plan.decay_axis else ("gradients", self._key_gradients)
         return self._parallel(name, reads, writes, self._flops(equations) + pairs)
@@ -331,11 +332,11 @@ class Counting:
         return {"": 1, "K": self.sizes.K, "V": self.sizes.V}[axis]
 
     def _passes(self, score: str) -> int:
-        """Whole-tile products that one score matrix takes: with a decay per channel one for each level of halving."""
+        """Whole-tile products that one score matrix takes: one for each level where decays per channel are strong."""
         levels = self.C.bit_length() - 1
         if not self.plan.decay_axis:
             return 1
-        return 1 + levels - SUBSTITUTED if self.bounded else levels + score.startswith("A_")
+        return levels + score.startswith("A_") if self.by_levels else 1
 
     @property
     def _solve(self) -> float:

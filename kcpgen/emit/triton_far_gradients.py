@@ -57,7 +57,7 @@ def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **body,
         used=used_arguments(plan, whole),
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
-        device_functions=device_functions(["load_tile(", *whole]),
+        device_functions=device_functions(["load_tile(", "of_block(", *whole]),
         chunk_operands=in_rows(f"{name}_ptr" for name in [*chunk_operands(plan), *sums]),
         launch_operands=in_rows([*chunk_tensors(plan), *(f"prepared.{name}" for name in sums)]),
         score_arguments=[f"{name}: torch.Tensor" for name in scores],
@@ -71,13 +71,17 @@ def _borders(plan: KernelPlan) -> Iterator[str]:
     """Rows read the state at the chunk's start, columns reach its end."""
     rows = {"read": "dq_in", **{f"erase_{i}": f"da_in_{i}" for i in plan.erasing}}
     yield "decay_parts = in_parts(log_decay, LOW)"
+    yield "G = sum_tokens(up_to(rows), decay_parts)"
+    if any(is_exclusive(plan, row) for row in rows):
+        yield "G_before = G - log_decay"
+    yield "G_middle = tl.sum(tl.where((rows < C // 2)[:, None], log_decay, 0.0), axis=0)"
+    yield "G_end = tl.sum(log_decay, axis=0)"
     for row, total in rows.items():
-        since_start = "before" if is_exclusive(plan, row) else "up_to"
-        yield f"d_{row} = {total} * tl.exp2(sum_tokens({since_start}(rows), decay_parts))"
+        yield f"d_{row} = {total} * tl.exp2({'G_before' if is_exclusive(plan, row) else 'G'})"
     for j in plan.terms:
-        yield f"d_write_{j} = dw_out_{j} * tl.exp2(sum_tokens(after(rows), decay_parts))"
+        yield f"d_write_{j} = dw_out_{j} * tl.exp2(tl.minimum(G_end[None, :] - G, 0.0))"
     leaving = "".join(f" + tl.sum(write_{j} * d_write_{j}, axis=0)" for j in plan.terms)
-    yield f"dG_end = tl.exp2(tl.sum(log_decay, axis=0)) * d_decay_out{leaving}"
+    yield f"dG_end = tl.exp2(G_end) * d_decay_out{leaving}"
 
 
 def _pairs(plan: KernelPlan) -> list[str]:
@@ -88,8 +92,7 @@ def _pairs(plan: KernelPlan) -> list[str]:
 
     of_rows, of_columns = pair_shares(plan, weight, "_E")
     rests = rest_shares(plan, lambda score: f"tl.where(owned, {score}_rest, 0.0)", "_E")
-    of_rows = [f"{share} + {rests[r]}" if r in rests else share for r, share in zip(rows, of_rows, strict=True)]
-    row_shares: list[Value] = [[_row(plan, r), share] for r, share in zip(rows, of_rows, strict=True)]
+    row_shares: list[Value] = [[_row(plan, r), share, rests.get(r, "")] for r, share in zip(rows, of_rows, strict=True)]
     column_shares: list[Value] = [[c, share] for c, share in zip(columns, of_columns, strict=True)]
     return render(
         "decay/pairs_vector.py.jinja",
@@ -102,4 +105,4 @@ def _pairs(plan: KernelPlan) -> list[str]:
 
 
 def _row(plan: KernelPlan, row: str) -> Mapping[str, Value]:
-    return {"name": row, "decay": "E_before" if is_exclusive(plan, row) else "E"}
+    return {"name": row, "suffix": "_before" if is_exclusive(plan, row) else ""}

@@ -209,14 +209,12 @@ def _scores_vector(plan: KernelPlan) -> str:
         "decay/scores_vector.py.jinja",
         columns=tiles(plan.write),
         inclusive=tiles(inclusive),
-        both=tiles({*inclusive, *plan.write}),
         exclusive=tiles(exclusive),
         pairs=[
             [
                 score,
                 variable[row.base] + ("_before" if row.exclusive else "_row"),
                 variable[plan.write[j]],
-                variable[row.base] + ("_before" if row.exclusive else "_E"),
             ]
             for score, row, j in scores
         ],

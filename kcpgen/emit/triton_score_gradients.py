@@ -235,7 +235,7 @@ def _scores(plan: KernelPlan) -> Iterator[str]:
 def _stores(plan: KernelPlan) -> Iterator[str]:
     whole = whole_scores(plan)
     for name in score_gradients(plan):
-        yield f"tl.store({name}_ptr + score_tile, {name}{'' if name in whole else '.to(LOW)'})"
+        yield f"tl.store({name}_ptr + result_tile, {name}{'' if name in whole else '.to(LOW)'})"
     for d in summed_over_values(plan):
         yield store_input(d) if isinstance(d, TokenInput) else f"if d_{d.name}_ptr is not None:\n    {store_param(d)}"
     yield from (f"tl.store({sum_place(plan, name)}, d_{name})" for name in sums_over_values(plan))

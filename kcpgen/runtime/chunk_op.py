@@ -8,7 +8,7 @@ most of a device idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import split, split_passes
+from kcpgen.runtime import split, split_passes, stretches
 from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel.arguments import told_to_others
@@ -65,13 +65,14 @@ class Run:
     """One call: everything that is no tensor.
 
     keywords: constants and modes that `prepare` and `gradients` take. promises: of the inputs; `prepare` may use them.
-    batch, starts: rows of tokens, and where in each of them sequences start, and the last one ends.
+    heads: of values. batch, starts: rows of tokens, and where in each of them sequences start, and the last one ends.
     """
 
     kernels: Kernels
     keywords: Mapping[str, Any]
     promises: Mapping[str, bool]
     layout: ChunkLayout
+    heads: int
     batch: int
     starts: tuple[int, ...]
     tiles: Tiles
@@ -90,7 +91,21 @@ class Run:
         rows = self.layout.sequences[sequences.start : sequences.stop]
         return replace(self.layout, sequences=rows, sequence_count=len(sequences))
 
-    def pieces(self, prepared: Any, sequences: range) -> Pieces | None:
+    @property
+    def programs(self) -> int:
+        """Of a serial kernel, for one sequence."""
+        return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
+
+    def stretches(self, most: int) -> tuple[range, ...]:
+        """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
+        if self.cp is not None or self.pieces(self.sequences) is not None:
+            return ()
+        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
+        return stretches.side_by_side(
+            chunks, self.heads, self.programs, multiprocessors(self.layout.sequences.device), most
+        )
+
+    def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
         device = self.layout.sequences.device
         return _pieces(
@@ -98,8 +113,8 @@ class Run:
             self.batch,
             self.starts,
             self.segments,
-            prepared.heads * (prepared.value_width // self.tiles.scan.value_block),
-            prepared.heads * max(1, prepared.key_width // 64) if self.kernels.transitions is not None else 0,
+            self.programs,
+            self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
             ALONE if self.cp is None else Neighbours(before=self.cp.shard.receives, after=self.cp.shard.sends),
             sequences,
@@ -175,32 +190,41 @@ class _Op:
 
 
 class Forward(_Op):
-    def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
+    def __init__(self, run: Run, tensors: Sequence[Tensor | None], first: range | None = None) -> None:
+        """first: of the stretches, if there are any; `prepare` has to see to the others."""
+        self._run = run
         value = tensors[run.kernels.value]
         assert value is not None
-        prepared = run.kernels.prepare(
-            *tensors,
-            run.layout,
-            run.tiles.prepare,
+        self._tensors = tensors
+        self._modes = {
             **run.keywords,
             **run.promises,
-            precision=dot_precision(value.dtype),
-            scratch_dtype=scratch_dtype(value.dtype),
-            differentiable=run.differentiable,
-        )
-        super().__init__(run, prepared, {})
+            "precision": dot_precision(value.dtype),
+            "scratch_dtype": scratch_dtype(value.dtype),
+            "differentiable": run.differentiable,
+        }
+        super().__init__(run, self._prepare(first or range(run.layout.chunk_count)), {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._entering: dict[range, Tensor] = {}  # states that enter segments, known before they are run
         self._ahead: dict[range, split_passes.Ahead] = {}
 
+    def _prepare(self, chunks: range, prepared: Any = None) -> Any:
+        run = self._run
+        return run.kernels.prepare(
+            *self._tensors, run.layout, run.tiles.prepare, **self._modes, chunks=chunks, prepared=prepared
+        )
+
+    def prepare(self, chunks: range) -> None:
+        self._prepare(chunks, self.prepared)
+
     def foresee(self, sequences: range) -> None:
-        cut = self._run.pieces(self.prepared, sequences)
+        cut = self._run.pieces(sequences)
         if cut is not None:
             self._ahead[sequences] = split_passes.foresee(self, cut)
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        cut = self._run.pieces(self.prepared, sequences)
+        cut = self._run.pieces(sequences)
         if cut is None:
             self.scan(self._run.window(sequences), self.o, initial, final)
             return
@@ -211,7 +235,7 @@ class Forward(_Op):
 
     def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
-        cut = self._run.pieces(self.prepared, alone)
+        cut = self._run.pieces(alone)
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
@@ -287,7 +311,7 @@ class Backward(_Op):
         self._ahead: dict[range, split_passes.Ahead] = {}
 
     def foresee(self, sequences: range) -> None:
-        cut = self._run.pieces(self.prepared, sequences)
+        cut = self._run.pieces(sequences)
         if cut is not None:
             self._ahead[sequences] = split_passes.foresee_gradient(self, cut)
 
@@ -298,7 +322,7 @@ class Backward(_Op):
         )
 
     def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
-        cut = self._run.pieces(self.prepared, sequences)
+        cut = self._run.pieces(sequences)
         if cut is None:
             self.reverse(self._run.window(sequences), leaving, entering)
             return
@@ -322,7 +346,7 @@ class Backward(_Op):
 
     def summarise(self, sequence: int, entering: Tensor) -> None:
         alone = range(sequence, sequence + 1)
-        cut = self._run.pieces(self.prepared, alone)
+        cut = self._run.pieces(alone)
         if cut is None:
             self.summary(self._run.window(alone), None, entering)
         else:
@@ -339,7 +363,8 @@ class Backward(_Op):
             final_state_gradient=leaving,
         )
 
-    def finish(self) -> tuple[Tensor | None, ...]:
+    def finish(self, order: Iterable[range] = ()) -> tuple[Tensor | None, ...]:
+        """order: of the stretches of chunks, where it is not theirs."""
         run = self._run
         assert self._replayed is not None
         assert self._reversed is not None
@@ -355,6 +380,7 @@ class Backward(_Op):
             do=self._do,
             states=states,
             corrected_gradients=corrected_gradients,
+            stretches=order or stretches.halves(run.layout.chunk_count),
         )
         return found
 
@@ -383,13 +409,16 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, run: Run, output_final_state: bool, initial: Tensor | None, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         with told_to_others(run.kernels.op, run.cp):
-            op = Forward(run, tensors)
+            ahead = run.stretches(stretches.AHEAD)
+            op = Forward(run, tensors, *ahead[:1])
         final = op.states(run.layout.sequence_count) if output_final_state else None
         kept = passes.Kept(entering=None, transitions=None)
-        if run.cp is None:
-            op.run(run.sequences, initial, final)
-        else:
+        if run.cp is not None:
             kept = passes.forward(op, run.cp, initial, final)
+        elif ahead:
+            stretches.forward(op, ahead, stretches.layouts(run.layout, run.starts[-1], ahead), initial, final)
+        else:
+            op.run(run.sequences, initial, final)
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
@@ -414,6 +443,10 @@ class _Chunked(torch.autograd.Function):
         kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
             op = Backward(run, prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
+            behind = run.stretches(stretches.BEHIND)
+            if behind:
+                rows = stretches.layouts(run.layout, run.starts[-1], behind)
+                return (None, None, entering, *stretches.backward(op, behind, rows, leaving, entering))
             op.replay()
             op.run(run.sequences, leaving, entering)
             return (None, None, entering, *op.finish())
@@ -450,6 +483,7 @@ def run_chunks(
         keywords=keywords,
         promises=promises,
         layout=layout,
+        heads=v.shape[2],
         batch=rows,
         starts=starts,
         tiles=tiles,

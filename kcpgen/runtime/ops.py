@@ -27,6 +27,9 @@ NO_DECAY_BELOW = tl.constexpr(-120.0)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
+# Exponents of 2 that a vector may be scaled up by before it meets one scaled down as much: it may itself reach 2**27.
+REACH = tl.constexpr(100.0)
+
 
 @triton.jit
 def load_tile(base, stride, rows, columns, height, width):
@@ -121,6 +124,18 @@ def same_level_T(rows, columns, level):
 
 
 @triton.jit
+def later_block(rows, columns, level):
+    """[C, C] mask of the pairs (later row, earlier column) in different blocks of 2**level."""
+    return (rows >> level)[:, None] > (columns >> level)[None, :]
+
+
+@triton.jit
+def earlier_block(rows, columns, level):
+    """The transpose of `later_block`: (earlier row, later column)."""
+    return (rows >> level)[:, None] < (columns >> level)[None, :]
+
+
+@triton.jit
 def sum_scalars(chosen, x):
     """[C]: `sum_tokens` of one number per token."""
     return tl.sum(tl.where(chosen, x[None, :], 0.0), axis=1)
@@ -163,10 +178,9 @@ def level_span(rows, level):
 
 
 @triton.jit
-def around_border(borders, rows, level, FIRST_LEVEL: tl.constexpr):
-    """chosen[b, s]: the first token of block b, of 2**FIRST_LEVEL, is where the halves of s's block at `level` meet."""
-    edge = ((rows >> (level + 1)) << (level + 1)) + (1 << level)
-    return (borders << FIRST_LEVEL)[:, None] == edge[None, :]
+def of_block(blocks, rows, level):
+    """chosen[b, s]: token s lies in block b, of 2**level."""
+    return blocks[:, None] == (rows >> level)[None, :]
 
 
 @triton.jit
@@ -194,12 +208,6 @@ def from_on(rows):
 
 
 @triton.jit
-def in_block(rows):
-    """chosen[t, s]: both in one block of 16 tokens."""
-    return (rows[:, None] // 16) == (rows[None, :] // 16)
-
-
-@triton.jit
 def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
     """[C, WIDTH]: G at the last token of the earlier half of each token's block at `level`, from [C, WIDTH] at G_ptr.
 
@@ -210,16 +218,9 @@ def level_edge(G_ptr, rows, columns, level, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def level_decay(G, edge, rows, level):
-    """[C, WIDTH] factors <= 1: from the edge through a token of the later half; from after one of the earlier to it."""
-    sign = tl.where(((rows >> level) & 1) == 1, 1.0, -1.0)
-    return tl.exp2((G - edge) * sign[:, None])
-
-
-@triton.jit
-def decay_from_edge(G, edge):
-    """[C, WIDTH]: exp2(G - edge) where a token lies after its edge; 1, to be masked, where it does not."""
-    return tl.exp2(tl.minimum(G - edge, 0.0))
+def within_reach(G_middle, G_end):
+    """Whether no channel decays by more than 2**-REACH in either half of the chunk, from G at their ends."""
+    return tl.min(tl.minimum(G_middle, G_end - G_middle)) > -REACH
 
 
 @triton.jit
@@ -230,10 +231,10 @@ def in_place(x):
 
 
 @triton.jit
-def block_anchor(G_ptr, rows, columns, WIDTH: tl.constexpr):
-    """[C, WIDTH]: G before the first token of each token's block of 16."""
-    last = (rows // 16) * 16 - 1
-    return tl.load(G_ptr + last[:, None] * WIDTH + columns[None, :], mask=(last >= 0)[:, None], other=0.0)
+def rounded_apart(x, LOW: tl.constexpr):
+    """x as an operand of dots, `in_place`, and what rounding it lost."""
+    low = x.to(LOW)
+    return in_place(low), (x - low.to(tl.float32)).to(LOW)
 
 
 @triton.jit

@@ -47,3 +47,42 @@ def side_by_side(device: torch.device, main: Callable[[], None], other: Callable
     with torch.cuda.stream(side):
         other()
     current.wait_stream(side)
+
+
+@lru_cache(maxsize=8)
+def _serial_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+class SerialStream:
+    """A stream of a CUDA device whose programs are placed before those of the current one; elsewhere, that itself.
+
+    Tensors that it uses are allocated outside, on the current stream, which waits for it before it lets them go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = _serial_stream(device) if device.type == "cuda" else None
+        self._current = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after_all(self) -> Iterator[None]:
+        """The body's kernels run once all is done that the current stream has been given so far."""
+        if self._stream is None or self._current is None:
+            yield
+            return
+        self._stream.wait_stream(self._current)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def now(self) -> torch.cuda.Event | None:
+        """Comes about once all is done that this stream has been given so far."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def wait_for(self, event: torch.cuda.Event | None) -> None:
+        """What the current stream is given from here on runs after the event."""
+        if event is not None and self._current is not None:
+            self._current.wait_event(event)
+
+    def join(self) -> None:
+        """From here on the current stream has what this one was given."""
+        self.wait_for(self.now())

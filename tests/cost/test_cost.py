@@ -34,8 +34,8 @@ def plan_of(spec: Path) -> KernelPlan:
     return make_plan(derive_chunk_form(derive_normal_form(load(spec))))
 
 
-def estimated(name: str, sizes: Sizes = SIZES, bounded: bool = False) -> Estimate:
-    return estimate(plan_of(ROOT / "specs" / f"{name}.kcp"), DEVICES["h200"], sizes, bounded=bounded)
+def estimated(name: str, sizes: Sizes = SIZES, by_levels: bool = False) -> Estimate:
+    return estimate(plan_of(ROOT / "specs" / f"{name}.kcp"), DEVICES["h200"], sizes, by_levels=by_levels)
 
 
 def kernels(found: Estimate) -> dict[str, KernelWork]:
@@ -159,7 +159,7 @@ def test_a_serial_kernel_takes_its_steps_however_little_it_moves() -> None:
 
 def test_few_heads_are_cut_into_segments() -> None:
     sizes = parse_sizes("1x131072x8x128x128")
-    found, whole = (estimate(plan_of(ROOT / "specs/kda.kcp"), d, sizes, bounded=False) for d in (H200, NARROW))
+    found, whole = (estimate(plan_of(ROOT / "specs/kda.kcp"), d, sizes) for d in (H200, NARROW))
     assert (found.segments, whole.segments) == (8, 1)
     scan, states, reverse = (kernels(found)[name] for name in ("scan", "states", "reverse"))
     assert {(work.programs, work.steps) for work in (scan, reverse)} == {(128, 512)}

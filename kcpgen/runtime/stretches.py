@@ -1,0 +1,142 @@
+"""Chunk-parallel kernels beside serial ones, on a sequence in stretches of chunks.
+
+A serial kernel of few heads leaves most of a device idle, and what is chunk-parallel could use it: while the scan walks
+through one stretch, `prepare` makes the operands of the next; while the reverse scan walks on, what it has left behind
+becomes gradients of inputs. Serial kernels have a stream of their own, with priority: they are few programs of many
+steps, and whatever keeps one waiting keeps all that follows.
+
+Of a stretch nothing is computed otherwise than of the whole: a state goes from one to the next as it is, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise, starmap
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kcpgen.runtime.layout import ChunkLayout
+from kcpgen.runtime.streams import SerialStream
+
+AHEAD = 4  # stretches of a forward: how far `prepare` is ahead of the scan is a part of its time that nothing hides
+BEHIND = 2  # of a backward, whose launches are many
+WAVES = 7  # programs of a chunk-parallel kernel a multiprocessor: fewer in a stretch cost more than what is hidden
+STEP = 16  # chunks: cuts are multiples of it, so that kernels are compiled once for all stretches
+
+
+def halves(chunks: int) -> tuple[range, ...]:
+    """All chunks, in two stretches where that many are worth two launches: what one of them needs meanwhile is half."""
+    cut = chunks // (2 * STEP) * STEP
+    return (range(cut), range(cut, chunks)) if cut else (range(chunks),)
+
+
+def side_by_side(
+    chunks: Sequence[int], heads: int, programs: int, multiprocessors: int, most: int
+) -> tuple[range, ...]:
+    """Stretches of a sequence whose serial kernels leave multiprocessors idle; () where they do not, or of several.
+
+    chunks: of each sequence. programs: of a serial kernel for one of them.
+    """
+    if len(chunks) != 1 or programs >= multiprocessors:
+        return ()
+    (total,) = chunks
+    count = min(most, total // STEP, total * heads // (WAVES * multiprocessors))
+    cuts = [total * part // (count * STEP) * STEP for part in range(count)]
+    return tuple(starmap(range, pairwise([*cuts, total]))) if count > 1 else ()
+
+
+@lru_cache(maxsize=64)
+def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> tuple[ChunkLayout, ...]:
+    """Of the one sequence of a layout, `tokens` long: the same chunks, a stretch of them as the sequence."""
+    C = layout.chunk
+
+    def of(chunks: range) -> ChunkLayout:
+        begin = chunks.start * C
+        row = [0, begin, min(chunks.stop * C, tokens) - begin, chunks.start]
+        return replace(layout, sequences=torch.tensor([row], dtype=torch.int32).to(layout.sequences.device))
+
+    return tuple(map(of, stretches))
+
+
+class Forward(Protocol):
+    o: Tensor
+
+    def states(self, count: int) -> Tensor:
+        """Uninitialised [count, HV, K, V] fp32."""
+
+    def prepare(self, chunks: range) -> None:
+        """The operands of these chunks."""
+
+    def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
+        """Outputs and final states. `initial` and `final` may be one tensor."""
+
+
+class Backward(Protocol):
+    def states(self, count: int) -> Tensor:
+        """As above."""
+
+    def replay(self) -> None:
+        """The states that entered the chunks, which waits for nothing."""
+
+    def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
+        """Everything that goes from token to token; `leaving` and `entering` may be one tensor."""
+
+    def finish(self, stretches: Iterator[range]) -> tuple[Tensor | None, ...]:
+        """Gradients of the op's tensors; a stretch may be worked on once the iterator has given it."""
+
+
+def forward(
+    op: Forward,
+    stretches: Sequence[range],
+    rows: Sequence[ChunkLayout],
+    initial: Tensor | None,
+    final: Tensor | None,
+) -> None:
+    """Fill the op's output and `final` [1, HV, K, V]. rows: `layouts` of the stretches."""
+    state = _carried(op, initial, final)
+    serial = SerialStream(state.device)
+    for chunks, row in zip(stretches, rows, strict=True):
+        if chunks.start:  # the first are prepared
+            op.prepare(chunks)
+        with serial.after_all():
+            op.scan(row, op.o, state, state)
+    serial.join()
+
+
+def backward(
+    op: Backward,
+    stretches: Sequence[range],
+    rows: Sequence[ChunkLayout],
+    leaving: Tensor | None,
+    entering: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the op's tensors. leaving: of the final state; entering: of the initial one, to be filled."""
+    state = _carried(op, leaving, entering)
+    op.reverse(replace(rows[0], sequence_count=0), None, None)  # no kernel: its tensors belong to the current stream
+    serial = SerialStream(state.device)
+    done = []
+    with serial.after_all():
+        for row in reversed(rows):
+            op.reverse(row, state, state)
+            done.append(serial.now())
+    op.replay()
+
+    def once_reversed() -> Iterator[range]:
+        for chunks, event in zip(reversed(stretches), done, strict=True):
+            serial.wait_for(event)
+            yield chunks
+
+    return op.finish(once_reversed())
+
+
+def _carried(op: Forward | Backward, given: Tensor | None, wanted: Tensor | None) -> Tensor:
+    """What goes from stretch to stretch, as it is before the first; after the last it is what was wanted.
+
+    The same memory all the way, given or not, wanted or not: serial kernels are compiled once.
+    """
+    state = op.states(1) if wanted is None else wanted
+    return state.zero_() if given is None else state.copy_(given)
