@@ -78,13 +78,34 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--heads-checked", type=int, default=0, metavar="H", help="check: heads; default by length")
     parser.add_argument("--budget-s", type=float, default=0.0, help="begin nothing new after so many seconds")
     parser.add_argument("--simulated", action="store_true", help="check: all ranks in this process")
+    parser.add_argument(
+        "--layers", type=int, default=1, help="time: forwards before as many backwards; figures are of one"
+    )
+    parser.add_argument(
+        "--skip", nargs="+", type=Path, default=[], metavar="FILE", help="check: not what is ok in these"
+    )
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--peers-first", action="store_true", help="time, cost: peers before ours")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     on_cuda = chosen.device == "cuda"
     chosen.backend = chosen.backend or ("triton" if on_cuda else "eager")
     chosen.dtype = chosen.dtype or ("bfloat16" if on_cuda else "float64")
+    wrong = _contradictions(chosen)
+    if wrong:
+        parser.error(wrong[0])
     return chosen
+
+
+def _contradictions(chosen: argparse.Namespace) -> list[str]:
+    found = {
+        "--layers: allowed: an integer of at least 1": chosen.layers < 1,
+        "--layers is of `time` alone": chosen.layers > 1 and chosen.command != "time",
+        "--peers-first needs --peers": chosen.peers_first and not chosen.peers,
+        "--skip is of `check` alone": bool(chosen.skip) and chosen.command != "check",
+        f"--out is {chosen.out}, which --skip reads: its rows would be lost": chosen.out in chosen.skip,
+    }
+    return [text for text, wrong in found.items() if wrong]
 
 
 def _join_group(device: str) -> None:

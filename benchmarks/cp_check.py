@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
@@ -58,22 +59,52 @@ Row = tuple[int, tuple[int, ...]]
 def check(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows for as many ranks as there are; simulated, all rows."""
     budget = Budget(chosen.budget_s)
-    subjects = list(product(chosen.ops.split(","), numbers(chosen.sizes)))
+    done = passed(chosen)
+    subjects = [
+        (name, size, [row for row in ROWS if _key(_about(chosen, name, size, row)) not in done])
+        for name, size in product(chosen.ops.split(","), numbers(chosen.sizes))
+    ]
     if not chosen.simulated:
-        for name, size in subjects:
-            yield from _on_ranks(chosen, name, size)
+        for subject in subjects:
+            yield from _on_ranks(chosen, *subject)
     elif chosen.workers > 1:
-        yield from on_workers(simulated_rows, [(chosen, *subject, budget) for subject in subjects], chosen.workers)
+        tasks = [(chosen, *subject, budget) for subject in subjects if subject[-1]]
+        yield from on_workers(simulated_rows, tasks, chosen.workers)
     else:
         for subject in subjects:
             yield from simulated_rows(chosen, *subject, budget)
 
 
-def simulated_rows(chosen: argparse.Namespace, name: str, size: int, budget: Budget) -> Iterator[dict[str, Any]]:
-    """All rows of one op and one size; those that there is no time for are named."""
+def _about(chosen: argparse.Namespace, name: str, size: int, row: Row) -> dict[str, Any]:
+    where = "simulated_ranks" if chosen.simulated else "real_ranks"
+    return {"op": name, "K": size, "memory": chosen.memory, where: row[0], "lengths": list(row[1])}
+
+
+def _key(figure: dict[str, Any]) -> tuple[str, ...]:
+    names = ("op", "K", "memory", "simulated_ranks", "real_ranks", "lengths")
+    return tuple(str(figure.get(name)) for name in names)
+
+
+def passed(chosen: argparse.Namespace) -> set[tuple[str, ...]]:
+    """Keys of the rows that are `ok` in the files of `--skip`. Ends the program where these were of other numbers."""
+    found: set[tuple[str, ...]] = set()
+    for path in chosen.skip:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("dtype", "backend"):
+            if report[name] != getattr(chosen, name):
+                raise SystemExit(f"--skip: {path} has `{name}` {report[name]}, this run {getattr(chosen, name)}")
+        found |= {_key(figure) for figure in report["figures"] if figure.get("ok")}
+    return found
+
+
+def simulated_rows(
+    chosen: argparse.Namespace, name: str, size: int, rows: list[Row], budget: Budget
+) -> Iterator[dict[str, Any]]:
+    """These rows of one op and one size; those that there is no time for are named."""
     op = load_op(GENERATED / name)
-    for ranks, lengths in ROWS:
-        about = {"op": name, "K": size, "memory": chosen.memory, "simulated_ranks": ranks, "lengths": list(lengths)}
+    for row in rows:
+        ranks, lengths = row
+        about = _about(chosen, name, size, row)
         if budget.over:
             yield {**about, "left_out": "no time left"}
             continue
@@ -95,15 +126,15 @@ def _simulated(op: Op, case: Case, spread: Spread, chosen: argparse.Namespace) -
     return checked(comparison, states)
 
 
-def _on_ranks(chosen: argparse.Namespace, name: str, size: int) -> Iterator[dict[str, Any]]:
+def _on_ranks(chosen: argparse.Namespace, name: str, size: int, rows: list[Row]) -> Iterator[dict[str, Any]]:
     op = load_op(GENERATED / name)
-    for ranks, lengths in ROWS:
+    for row in rows:
+        ranks, lengths = row
         if ranks != dist.get_world_size():
             continue
         comparison = _on_group(op, _case(chosen, ranks, lengths, size), Spread(ranks=ranks), chosen)
         if comparison is not None:
-            about = {"op": name, "K": size, "memory": chosen.memory, "real_ranks": ranks, "lengths": list(lengths)}
-            yield {**about, **checked(comparison, None)}
+            yield {**_about(chosen, name, size, row), **checked(comparison, None)}
 
 
 def _case(chosen: argparse.Namespace, ranks: int, lengths: tuple[int, ...], size: int) -> Case:

@@ -21,8 +21,12 @@ class Steady:
     host_ms: float
 
 
-def steady(call: Callable[[], Any], device: str, repeats: int, together: Callable[[], Any]) -> Steady:
+def steady(
+    call: Callable[[], Any], device: str, repeats: int, together: Callable[[], Any], *, layers: int = 1
+) -> Steady:
     """Wall time of one of `repeats` calls that follow each other as in a training loop; median of a few such loops.
+
+    layers: what one call stands for; the time is of one of them.
 
     Timed is from before the first call of a loop until the device has done the last. In between nothing waits: the host
     launches as far ahead as it can, and ranks meet in the calls' own exchanges only. So what counts is the slower of
@@ -42,8 +46,8 @@ def steady(call: Callable[[], Any], device: str, repeats: int, together: Callabl
         launched = time.perf_counter()
         _wait_for(device)
         if loop:
-            whole.append(1e3 * (time.perf_counter() - start) / repeats)
-            host.append(1e3 * (launched - start) / repeats)
+            whole.append(1e3 * (time.perf_counter() - start) / (repeats * layers))
+            host.append(1e3 * (launched - start) / (repeats * layers))
     return Steady(ms=statistics.median(whole), host_ms=statistics.median(host))
 
 

@@ -19,7 +19,7 @@ def plot(files: list[Path], out: Path) -> int:
     figures = [
         {
             **figure,
-            "ranks_": f"{figure['simulated_ranks']} simulated" if "simulated_ranks" in figure else about["ranks"],
+            "ranks_": f"{figure['simulated_ranks']} simulated" if "simulated_ranks" in figure else _real(about, figure),
         }
         for path in files
         for about in [json.loads(path.read_text(encoding="utf-8"))]
@@ -35,6 +35,11 @@ def plot(files: list[Path], out: Path) -> int:
     canvas.tight_layout()
     canvas.savefig(out, dpi=120)
     return 0
+
+
+def _real(about: dict[str, Any], figure: dict[str, Any]) -> str:
+    layers = figure.get("layers", 1)
+    return f"{about['ranks']}{f', {layers} layers' if layers > 1 else ''}"
 
 
 def _speedups(axis: Any, op: str, figures: list[dict[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from cp_workers import Budget
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
+from benchmarks.harness.tuning import autotuner_kept
 from kcpgen.runtime import build_cp_context
 from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.context_parallel.transport import GroupTransport
@@ -105,17 +106,23 @@ def draw(op: Op, tokens: int, heads: int, chosen: argparse.Namespace, seed: int)
 REFUSED: dict[tuple[str, str], dict[str, str]] = {}
 
 
-def calls_of(it: Subject, inputs: dict[str, Tensor], **keywords: Any) -> dict[str, Call]:
+def calls_of(it: Subject, inputs: dict[str, Tensor], *, layers: int = 1, **keywords: Any) -> dict[str, Call]:
+    """layers: how many a training call has, each with a graph of its own over the same inputs: all forwards come before
+    all backwards, which go the other way."""
     do = torch.ones_like(inputs["v"])
 
     def forward() -> Tensor:
         o: Tensor = it.function(*inputs.values(), **keywords)[0]
         return o
 
-    calls: dict[str, Call] = {
-        "forward": forward,
-        "forward+backward": lambda: torch.autograd.grad(forward(), list(inputs.values()), do),
-    }
+    def training() -> Any:
+        outputs = [forward() for _ in range(layers)]
+        while outputs:
+            gradients: Any = None  # those of the layer behind are taken up by now
+            gradients = torch.autograd.grad(outputs.pop(), list(inputs.values()), do)
+        return gradients
+
+    calls: dict[str, Call] = {"forward": forward, "forward+backward": training}
     refused = REFUSED.get((it.op.name, it.who), {})
     return {kind: call for kind, call in calls.items() if kind not in refused}
 
@@ -133,25 +140,33 @@ def cost(chosen: argparse.Namespace) -> Iterator[Figure]:
 def _figures(
     chosen: argparse.Namespace, budget: Budget, spreads: Sequence[tuple[int, Callable[..., Figure]]]
 ) -> Iterator[Figure]:
-    """All of ours before any of theirs, whose tuning may take what time there is."""
-    for who in ("kcpgen", "fla") if chosen.peers else ("kcpgen",):
-        agreements = cp_warm.prepare(chosen, budget, who)
-        fits = _Fits(chosen, budget)
-        for it in subjects(chosen, who):
-            agreement = agreements.get((it.op.name, who))
-            refused = {"left_out": agreement} if isinstance(agreement, str) else None
-            one = refused or fits.run(it, "one device", lambda: _one(chosen, it))  # noqa: B023
-            for ranks, measure in spreads:
-                many = refused or fits.run(it, f"{ranks} ranks", lambda: measure(chosen, it, ranks))  # noqa: B023
-                figure = _figure(chosen, it, one, many)
-                kind = f"{'real' if dist.is_initialized() else 'simulated'}_ranks"
-                refusals = REFUSED.get((it.op.name, who))
-                yield {**figure, kind: ranks, "o_to_one": agreement, **({"refused": refusals} if refusals else {})}
+    """All of ours before any of theirs, whose tuning may take what time there is; `--peers-first` the other way."""
+    order = ("kcpgen", "fla") if chosen.peers else ("kcpgen",)
+    for who in reversed(order) if chosen.peers_first else order:
+        with autotuner_kept():
+            yield from _figures_of(chosen, budget, spreads, who)
+
+
+def _figures_of(
+    chosen: argparse.Namespace, budget: Budget, spreads: Sequence[tuple[int, Callable[..., Figure]]], who: str
+) -> Iterator[Figure]:
+    agreements = cp_warm.prepare(chosen, budget, who)
+    fits = _Fits(chosen, budget)
+    for it in subjects(chosen, who):
+        agreement = agreements.get((it.op.name, who))
+        refused = {"left_out": agreement} if isinstance(agreement, str) else None
+        one = refused or fits.run(it, "one device", lambda: _one(chosen, it))  # noqa: B023
+        for ranks, measure in spreads:
+            many = refused or fits.run(it, f"{ranks} ranks", lambda: measure(chosen, it, ranks))  # noqa: B023
+            figure = _figure(chosen, it, one, many)
+            kind = f"{'real' if dist.is_initialized() else 'simulated'}_ranks"
+            refusals = REFUSED.get((it.op.name, who))
+            yield {**figure, kind: ranks, "o_to_one": agreement, **({"refused": refusals} if refusals else {})}
 
 
 def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) -> Figure:
     """speedup: one device's time by that of all ranks; work: what ranks compute in all, by what one device does."""
-    found: Figure = {**it.about, "K": chosen.width, "one": one, "ranks": many}
+    found: Figure = {**it.about, "K": chosen.width, "layers": chosen.layers, "one": one, "ranks": many}
     if "ms" in one and "ms" in many:
         found["speedup"] = {k: round(one["ms"][k] / ms, 3) for k, ms in many["ms"].items() if k in one["ms"]}
     if "ms" in one and "computes_ms" in many:
@@ -162,6 +177,12 @@ def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) 
 def repeats_of(chosen: argparse.Namespace, it: Subject) -> int:
     """Fewer of what takes long anyway."""
     return max(min(3, chosen.repeats), min(chosen.repeats, chosen.repeats * 2**22 // it.size))
+
+
+def loops_of(chosen: argparse.Namespace, it: Subject, kind: str) -> tuple[int, int]:
+    """How many calls of a kind make a loop, and how many layers each of them has: about `repeats_of` layers in all."""
+    layers = chosen.layers if kind == "forward+backward" else 1
+    return -(-repeats_of(chosen, it) // layers), layers
 
 
 class _Fits:
@@ -179,7 +200,8 @@ class _Fits:
         self._seconds: dict[tuple[str, str, str], float] = {}
 
     def run(self, it: Subject, where: str, measure: Callable[[], Figure]) -> Figure:
-        key, work = (it.op.name, it.who, where), it.size * repeats_of(self._chosen, it)
+        repeats, layers = loops_of(self._chosen, it, "forward+backward")
+        key, work = (it.op.name, it.who, where), it.size * repeats * layers
         reason = _of_rank_0(self._reason(key, it.size, work))
         if reason:
             return {"left_out": reason}
@@ -221,7 +243,12 @@ def _largest(number: float) -> float:
 def _one(chosen: argparse.Namespace, it: Subject) -> Figure:
     found: Figure = {}
     if not dist.is_initialized() or dist.get_rank() == 0:
-        found = _measured(chosen, it, lambda: calls_of(it, draw(it.op, it.tokens, it.heads, chosen, 0)), lambda: None)
+        found = _measured(
+            chosen,
+            it,
+            lambda: calls_of(it, draw(it.op, it.tokens, it.heads, chosen, 0), layers=chosen.layers),
+            lambda: None,
+        )
     if dist.is_initialized():
         dist.barrier()
     return found
@@ -235,7 +262,8 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
         context: Any = build_cp_context(offsets, cu_seqlens_cpu=offsets.cpu())
     else:
         context = cp_peers.context(offsets, dist.group.WORLD)
-    calls = calls_of(it, draw(it.op, it.tokens // ranks, it.heads, chosen, rank), cp_context=context)
+    inputs = draw(it.op, it.tokens // ranks, it.heads, chosen, rank)
+    calls = calls_of(it, inputs, layers=chosen.layers, cp_context=context)
     found = _measured(chosen, it, lambda: calls, dist.barrier)
     shares: list[Any] = [None] * ranks
     dist.all_gather_object(shares, found)
@@ -255,15 +283,18 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
 def _measured(
     chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call
 ) -> Figure:
-    """ms of each call in a steady loop, the host's part of it (see `steady`), and peak memory."""
+    """ms of each call in a steady loop, a layer's share of it, and the host's part (see `steady`); peak memory, of all
+    layers."""
     on_cuda = chosen.device == "cuda"
     try:
         calls = make_calls()
         calls["forward"]()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
-        repeats = repeats_of(chosen, it)
-        times = {kind: steady(call, chosen.device, repeats, together) for kind, call in calls.items()}
+        times = {}
+        for kind, call in calls.items():
+            repeats, layers = loops_of(chosen, it, kind)
+            times[kind] = steady(call, chosen.device, repeats, together, layers=layers)
     except ContextParallelError:
         raise
     except Exception as error:  # a peer may refuse a device or a version in any way
@@ -278,22 +309,23 @@ def _measured(
 def _parts_and_bytes(
     chosen: argparse.Namespace, it: Subject, calls: dict[str, Call]
 ) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Mean ms of each part of a call, and the bytes that one sends; from calls of their own, in a loop as those timed.
+    """Mean ms of each part of a layer, and the bytes that one sends; from calls of their own, in a loop as those timed.
 
     A part is a stretch of the stream: where the host is behind the device, what it launches late is in it.
     """
-    clock, sent, repeats = Clock(chosen.device), _Sent(), repeats_of(chosen, it)
+    clock, sent = Clock(chosen.device), _Sent()
     parts: dict[str, dict[str, float]] = {}
     bytes_: dict[str, int] = {}
     own = it.who == "kcpgen"
     with own_parts(chosen.device) if own else cp_peers.parts(), default_clock(clock), sent.counted(it.who):
         for kind, call in calls.items():
             sent.total = 0
+            repeats, layers = loops_of(chosen, it, kind)
             dist.barrier()
             for _ in range(repeats):
                 call()
-            parts[kind] = {part: round(ms / repeats, 4) for part, ms in clock.totals().items()}
-            bytes_[kind] = sent.total // repeats
+            parts[kind] = {part: round(ms / (repeats * layers), 4) for part, ms in clock.totals().items()}
+            bytes_[kind] = sent.total // (repeats * layers)
     return parts, bytes_
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ class Tuning:
     def write(self, path: Path) -> None:
         text = json.dumps(dict(sorted(self.known.items())), indent=1)
         path.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def autotuner_kept() -> Iterator[None]:
+    """Afterwards the autotuner is as it was, whatever was installed inside: it is there for others too."""
+    from triton.runtime.autotuner import Autotuner
+
+    before = {name: vars(Autotuner)[name] for name in ("prune_configs", "run", "do_bench")}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(Autotuner, name, value)
 
 
 def name_of(tuner: Any, keywords: dict[str, Any]) -> str:

@@ -206,7 +206,6 @@ class Forward(_Op):
         super().__init__(run, self._prepare(first or range(run.layout.chunk_count)), {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
-        self._entering: dict[range, Tensor] = {}  # states that enter segments, known before they are run
         self._ahead: dict[range, split_passes.Ahead] = {}
 
     def _prepare(self, chunks: range, prepared: Any = None) -> Any:
@@ -228,23 +227,22 @@ class Forward(_Op):
         if cut is None:
             self.scan(self._run.window(sequences), self.o, initial, final)
             return
+        entering = None
         if sequences in self._ahead:
             assert initial is not None
-            self._entering[sequences] = split_passes.catch_up(self, cut, initial, self._ahead.pop(sequences))
-        split_passes.forward(self, cut, initial, final, self._entering.pop(sequences, None))
+            entering = split_passes.catch_up(self, cut, initial, self._ahead.pop(sequences))
+        split_passes.forward(self, cut, initial, final, entering)
 
-    def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
+    def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
         cut = self._run.pieces(alone)
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
         if cut is None:
-            self.scan(self._run.window(alone), None, initial, final)
+            self.scan(self._run.window(alone), None, None, external)
         else:
-            entering = split_passes.summarise(self, cut, initial, final)
-            if not self._interior:  # it begins here, and will be run from the same state
-                self._entering[alone] = entering
+            split_passes.summarise(self, cut, external)
         if transition is not None:
             join(self.o.device)
 
@@ -259,10 +257,6 @@ class Forward(_Op):
             final_state=final,
             checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
         )
-
-    @property
-    def _interior(self) -> bool:
-        return self._run.cp is not None and self._run.cp.shard.interior
 
     def make_transitions(self, cut: Pieces) -> None:
         counts = {n: count for n, count in cut.inner_counts.items() if count}
@@ -350,7 +344,7 @@ class Backward(_Op):
         if cut is None:
             self.summary(self._run.window(alone), None, entering)
         else:
-            split_passes.summarise_gradient(self, cut, None, entering)
+            split_passes.summarise_gradient(self, cut, entering)
 
     def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         run = self._run

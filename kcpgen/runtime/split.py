@@ -49,8 +49,8 @@ def equal_segments(chunks: Sequence[int], count: int) -> tuple[int, ...]:
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
     """What ranks of context parallelism change for one of them: before, one that it receives a state from; after, one
-    that it sends one to. Summaries that it owes them are made whether it cuts its part or not; and what reaches its
-    segments from them is worked out while it waits anyway."""
+    that it sends one to. What reaches its segments from them is worked out while it waits anyway; and the summaries
+    that it owes them, inside a sequence, are made whether it cuts its part or not."""
 
     before: bool = False
     after: bool = False
@@ -98,12 +98,13 @@ def training_steps(
 ) -> float:
     """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds.
 
-    And the summaries for other ranks: of a sequence as it is, or, where segments are summarised, of one more of them.
+    And the summaries for other ranks where one sequence comes in and goes on, forward and backward: of it as it is, or,
+    where segments are summarised, of one more of them. Elsewhere they are results of the run and of its backward.
     """
     longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
     whole = _pass(programs * sum(chunks), longest, multiprocessors)
     forward, backward = added_steps(chunks, counts, programs, transition_programs, multiprocessors)
-    owed = neighbours.after + (neighbours.before and neighbours.after)  # the last rank's summary is its backward itself
+    owed = 2 if neighbours.before and neighbours.after and len(chunks) == 1 else 0
     if max(counts) > 1:  # a rank that waits has worked out what its segments add
         forward, backward = (0.0 if neighbours.before else forward), (0.0 if neighbours.after else backward)
     return 3.0 * whole + forward + backward + owed * (whole if max(counts) == 1 else longest)

@@ -71,7 +71,7 @@ class Backward(Op, Protocol):
 def forward(
     op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor | None, entering: Tensor | None = None
 ) -> None:
-    """Fill the op's output and `final` [N, HV, K, V]. entering: what `summarise` returned for the same sequences."""
+    """Fill the op's output and `final` [N, HV, K, V]. entering: the states that enter segments, where known already."""
     if entering is None:
         entering = _entering(op, cut, initial)
     at_once = _of_whole(initial, cut)
@@ -87,14 +87,9 @@ def forward(
         _put(final, cut, of_whole, of_pieces, cut.last)
 
 
-def summarise(op: Forward, cut: Pieces, initial: Tensor | None, final: Tensor) -> Tensor:
-    """Fill `final` alone, of sequences all of which are cut: their last segments are gone through once more.
-
-    Returns the states that enter all of their segments.
-    """
-    entering = _entering(op, cut, initial)
-    op.scan(cut.ends, None, entering[cut.last], final)
-    return entering
+def summarise(op: Forward, cut: Pieces, external: Tensor) -> None:
+    """The final states alone, from no initial ones, of sequences all of which are cut."""
+    op.scan(cut.ends, None, _entering(op, cut, None)[cut.last], external)
 
 
 def foresee(op: Forward, cut: Pieces) -> Ahead:
@@ -158,9 +153,9 @@ def backward(
         _put(entering, cut, of_whole, of_pieces, cut.first)
 
 
-def summarise_gradient(op: Backward, cut: Pieces, leaving: Tensor | None, entering: Tensor) -> None:
-    """Fill `entering` alone, of sequences all of which are cut."""
-    op.summary(cut.beginnings, _leaving(op, cut, leaving)[cut.first], entering)
+def summarise_gradient(op: Backward, cut: Pieces, entering: Tensor) -> None:
+    """The gradients of initial states alone, when none reaches final ones, likewise."""
+    op.summary(cut.beginnings, _leaving(op, cut, None)[cut.first], entering)
 
 
 def _entering(op: Forward, cut: Pieces, initial: Tensor | None) -> Tensor:

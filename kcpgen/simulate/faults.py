@@ -40,21 +40,25 @@ def _head_offset() -> list[Patch]:
 
 
 def _wrong_window() -> list[Patch]:
-    """A rank summarises its first sequence, not its last."""
+    """A rank passes its first sequence on, not its last; all of them are run as they should be."""
     summarise = passes._summarise
 
-    def wrong(op: Any, cp: Any, exchange: Any, initial: Tensor | None) -> None:
+    def wrong(op: Any, cp: Any, exchange: Any, initial: Tensor | None) -> range:
         class First:
             def summarise(self, sequence: int, *rest: Any) -> None:
                 op.summarise(0, *rest)
 
-        summarise(First(), cp, exchange, initial)  # type: ignore[arg-type]
+            def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
+                op.run(range(1), initial, final)  # its outputs are overwritten by its own run
+                op.run(sequences, initial, None)
+
+        return summarise(First(), cp, exchange, initial)  # type: ignore[arg-type]
 
     return [(passes, "_summarise", wrong)]
 
 
 def _summary_drift() -> list[Patch]:
-    """What a rank passes on is a little off what its main pass arrives at."""
+    """What a rank receives is a little off what the main pass of the rank before arrived at."""
     states = Format.states
 
     def drifted(self: Format, x: Tensor) -> Tensor:

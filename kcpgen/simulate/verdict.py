@@ -70,8 +70,8 @@ def _agreement(comparison: Comparison, aligned: bool) -> Verdict:
     different = [f.tensor for f in comparison.figures if not f.equal]
     by_token = [f.tensor for f in comparison.figures if not f.equal and f.worst_token is not None]
     if aligned and comparison.spread.ranks == 2 and by_token:
-        text = f"cuts lie on chunk borders, yet {_listed(by_token)} are not bit-identical: summary and main pass differ"
-        return Verdict(kind="kernel", text=f"{text}; look at what the scan does without an output, or at its tiles")
+        text = f"cuts lie on chunk borders, yet {_listed(by_token)} are not bit-identical: a state changes on its way"
+        return Verdict(kind="kernel", text=f"{text}; look at a scan's initial and final states, or at its tiles")
     missed = [f for f in comparison.figures if not f.cp_to_naive <= f.bound]
     if missed:
         text = f"ranks agree with one device, and both are far from naive in {_listed(f.tensor for f in missed)}"
@@ -93,7 +93,7 @@ def _in_forward(comparison: Comparison, far: list[Figure], shards: list[Shard], 
     before = [shards[shard.rank - 1] for shard in receiving if shard.pre_num_ranks == 1]
     if before and all(shard.sequences > 1 for shard in before):
         text = f"{where}, behind ranks with several sequences"
-        return Verdict(kind="window", text=f"{text}: look at which sequence a rank summarises")
+        return Verdict(kind="window", text=f"{text}: look at which sequence a rank passes on")
     return Verdict(kind="summary", text=f"{where}: look at S_ext, the gather and the merge")
 
 

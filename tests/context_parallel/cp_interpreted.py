@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 from unittest import mock
 
+import torch
 from cp_rows import OPS, op, row
+from torch import Tensor
 
-from kcpgen.runtime import split_passes
-from kcpgen.simulate.call import Spread, long_memory
+from kcpgen.runtime import chunk_op, split_passes
+from kcpgen.simulate.call import Spread, long_memory, on_ranks
 from kcpgen.simulate.compare import simulate
 from kcpgen.simulate.merges import entering, observed_merges
 from kcpgen.simulate.verdict import cuts_on_chunks
@@ -53,14 +56,61 @@ def ranks_in_segments() -> dict[str, float]:
             mock.patch.object(split_passes, "fold", wraps=split_passes.fold) as fold,
         ):
             comparison = simulate(op(name), case, Spread(ranks=3, segments=3), "cpu", reference="eager")
-        assert cut.call_count == 2  # of the ranks that hand a state on
+        assert cut.call_count == 1  # of the rank that hands on a state which it does not know yet
         forward = [call for call in fold.call_args_list if not call.kwargs["backward"]]
         ahead = [call.kwargs["backward"] for call in fold.call_args_list if call.kwargs.get("ahead")]
         assert sorted(ahead) == [False] * 2 + [True] * 2  # by the ranks that wait for a state, and for its gradient
-        assert len(forward) == {1: 4, 2: 5}[len(lengths)]  # a rank that begins its only sequence need not do it twice
+        assert len(forward) == 4  # that rank's summary, and one run of every rank
         found[f"{name} {lengths}"] = max(figure.cp_to_one for figure in comparison.figures)
     return found
 
 
+def scanned() -> dict[str, list[int]]:
+    """Of four ranks of two chunks that hold AA, AA, AB, BB: tokens that the forward's scans on each go through."""
+    found = {}
+    for segments in (1, 2):
+        case = row((172, 84), dtype="float32", **SMALL)
+        inputs = long_memory(op("kda"), case, "cpu")
+        with mock.patch.object(chunk_op.Forward, "scan", autospec=True, side_effect=chunk_op.Forward.scan) as scan:
+            on_ranks(op("kda"), case, inputs, Spread(ranks=4, segments=segments))
+        counts = [0] * 4
+        for call in scan.call_args_list:
+            op_, layout = call.args[:2]
+            counts[op_._run.cp.rank] += int(layout.sequences[:, 2].sum())
+        found[f"{segments} segments"] = counts
+    return found
+
+
+def summaries() -> dict[str, list[bool]]:
+    """Of every op in bf16, by the rank inside a sequence: is a summary, forward and backward, what a run arrives at?"""
+    found: dict[str, list[bool]] = {}
+    seen: list[bool] = []
+    summarise, summarise_gradient = chunk_op.Forward.summarise, chunk_op.Backward.summarise
+
+    def forward(self: Any, sequence: int, external: Tensor, transition: Tensor | None) -> None:
+        summarise(self, sequence, external, transition)
+        again = torch.empty_like(external)
+        self.run(range(sequence, sequence + 1), None, again)
+        seen.append(torch.equal(again, external))
+
+    def backward(self: Any, sequence: int, entering: Tensor) -> None:
+        summarise_gradient(self, sequence, entering)
+        again = torch.empty_like(entering)
+        self.run(range(sequence, sequence + 1), None, again)
+        seen.append(torch.equal(again, entering))
+
+    for name in OPS:
+        case = row((192,), dtype="bfloat16", **SMALL)
+        with (
+            mock.patch.object(chunk_op.Forward, "summarise", forward),
+            mock.patch.object(chunk_op.Backward, "summarise", backward),
+        ):
+            on_ranks(op(name), case, long_memory(op(name), case, "cpu"), Spread(ranks=3))
+        found[name] = seen.copy()
+        seen.clear()
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps({f.__name__: f for f in (two_ranks, entering_states, ranks_in_segments)}[sys.argv[1]]()))
+    bodies = (two_ranks, entering_states, ranks_in_segments, scanned, summaries)
+    print(json.dumps({f.__name__: f for f in bodies}[sys.argv[1]]()))

@@ -108,7 +108,8 @@ def _whole(share: torch.Tensor, tokens: bool, count: int) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-CROSSING, APART = (30, 6), (12, 12, 12)  # on three ranks of 12 tokens: with sequences across ranks, and without
+# On three ranks of 12 tokens: with sequences across ranks, and without; one that begins on rank 1 and ends on rank 2.
+CROSSING, APART, BEGUN = (30, 6), (12, 12, 12), (12, 24)
 PATIENCE = 30.0  # seconds a rank would wait in a scenario where it should hear of trouble well before
 SHORT = 1.0
 
@@ -135,6 +136,7 @@ def troubles(rank: int) -> dict[str, Any]:
         "retry of one": _outcome(rank, other={"retry": True}),
         "retry of all": _outcome(rank, {"retry": True, "pause": 0.5 * rank}, other={"retry": True, "pause": 0.5}),
         "error inside": _outcome(rank, other={"broken": True}, after=True),
+        "error in a run": _outcome(rank, {"lengths": BEGUN}, other={"lengths": BEGUN, "broken": True}, after=True),
         "no backward": backward_out_of_step(rank, 1),
         "no backward later": backward_out_of_step(rank, 3),
         "absent": _outcome(rank, {"timeout": SHORT}, other={"absent": True}),
@@ -226,7 +228,11 @@ def _broken_summary(broken: bool) -> Iterator[None]:
     if not broken:
         yield
         return
-    with mock.patch.object(torch_op.TorchForward, "summarise", side_effect=MemoryError("out of memory")):
+    error = MemoryError("out of memory")
+    with (
+        mock.patch.object(torch_op.TorchForward, "summarise", side_effect=error),
+        mock.patch.object(torch_op.TorchForward, "run", side_effect=error),
+    ):
         yield
 
 

@@ -23,18 +23,22 @@ from cp_check import ROWS, checked
 from cp_workers import on_workers
 
 
-def test_command(tmp_path: Path) -> None:
-    """Two ops in processes of their own: every row once, each with its errors, and a verdict."""
-    out = tmp_path / "check.json"
-    arguments = ("check", "--simulated", "--ops", "gla,delta_rule", "--sizes", "8", "--scale", "100", "--device", "cpu")
-    ran = subprocess.run(
-        [sys.executable, "benchmarks/context_parallel.py", *arguments, "--workers", "2", "--out", str(out)],
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "benchmarks/context_parallel.py", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_command(tmp_path: Path) -> None:
+    """Two ops in processes of their own: every row once, each with its errors, and a verdict."""
+    out = tmp_path / "check.json"
+    arguments = ("check", "--simulated", "--ops", "gla,delta_rule", "--sizes", "8", "--scale", "100", "--device", "cpu")
+    ran = command(*arguments, "--workers", "2", "--out", str(out))
     assert ran.returncode == 0, ran.stderr
     figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
     rows = {(f["op"], f["simulated_ranks"], *f["lengths"]) for f in figures}
@@ -45,6 +49,41 @@ def test_command(tmp_path: Path) -> None:
         assert figure["memory"] == "ordinary"
         assert {"o", "final_state", "dq", "dk", "dv", "dinitial_state"} <= set(figure["errors"])
         assert all(error["cp"] < 1e-10 for error in figure["errors"].values())
+
+
+def test_rows_that_were_ok_are_not_run_again(tmp_path: Path) -> None:
+    """Those of other memory or real ranks were not these, and what failed or found no time is wanted."""
+    about = {"op": "gla", "K": 8, "memory": "ordinary"}
+    rows: list[dict[str, Any]] = [
+        {**about, "simulated_ranks": ranks, "lengths": list(lengths), "ok": True} for ranks, lengths in ROWS
+    ]
+    rows[1]["ok"] = False
+    rows[2] = {**rows[2], "memory": "long"}
+    rows[3] = {**about, "real_ranks": rows[3]["simulated_ranks"], "lengths": rows[3]["lengths"], "ok": True}
+    wanted = [lengths for _, lengths in ROWS[1:5]]
+    skipped, more, out = (tmp_path / name for name in ("skipped.json", "more.json", "out.json"))
+    for path, figures in (
+        (skipped, rows[:4] + rows[5:]),
+        (more, [{**rows[4], "left_out": "no time left", "ok": False}]),
+    ):
+        path.write_text(json.dumps({"dtype": "float64", "backend": "eager", "figures": figures}), encoding="utf-8")
+    arguments = ["check", "--simulated", "--ops", "gla", "--sizes", "8", "--scale", "100", "--device", "cpu"]
+    ran = command(*arguments, "--skip", str(skipped), str(more), "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
+    assert [tuple(figure["lengths"]) for figure in figures] == wanted
+
+
+def test_what_was_ok_in_other_numbers_is_no_reason_to_skip(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps({"dtype": "bfloat16", "backend": "triton", "figures": []}), encoding="utf-8")
+    arguments = ("check", "--simulated", "--device", "cpu", "--skip", str(earlier))
+    ran = command(*arguments, "--out", str(tmp_path / "out.json"))
+    assert ran.returncode == 1
+    assert "has `dtype` bfloat16, this run float64" in ran.stderr
+    ran = command(*arguments, "--out", str(earlier))
+    assert ran.returncode == 2
+    assert "its rows would be lost" in ran.stderr
 
 
 @pytest.mark.parametrize("fault", ["state-lost", "wrong-window", "transition-bf16", "head-offset"])

@@ -98,9 +98,10 @@ def test_a_call_refused_by_all_ranks_may_be_repeated(ranks: Troubles) -> None:
     assert [troubles["retry of all"]["error"] for troubles in ranks] == ["none"] * 3
 
 
-def test_a_group_goes_on_after_a_rank_failed_inside_a_call(ranks: Troubles) -> None:
-    """The scenario ends with a call that succeeds on all ranks."""
-    first, failed, last = (troubles["error inside"] for troubles in ranks)
+@pytest.mark.parametrize("kind", ["error inside", "error in a run"])
+def test_a_group_goes_on_after_a_rank_failed_inside_a_call(ranks: Troubles, kind: str) -> None:
+    """In a summary, or in the run whose final state would be one. The scenario ends with a call that succeeds."""
+    first, failed, last = (troubles[kind] for troubles in ranks)
     assert failed["error"] == "MemoryError"
     for found in (first, last):
         assert found["error"] == "RankFailedError"

@@ -52,6 +52,19 @@ def test_ranks_may_cut_their_parts_into_segments() -> None:
     assert max(found.values()) < 2e-6, found
 
 
+def test_a_sequence_that_begins_on_a_rank_is_gone_through_once() -> None:
+    """As it is, on rank 0 and 2; in two segments the first of them is summarised for the second, as on one device.
+    Only rank 1, inside a sequence, goes through it for a summary, and in segments looks ahead besides."""
+    found = json.loads(interpreted(str(INTERPRETED), "scanned"))
+    assert found == {"1 segments": [64, 128, 64, 64], "2 segments": [64 + 32, 128 + 32, 64 + 32, 64 + 32]}
+
+
+def test_summaries_are_what_a_run_arrives_at() -> None:
+    """To the last bit, in every op: on two ranks nothing but runs is passed on, and would not show it."""
+    found = json.loads(interpreted(str(INTERPRETED), "summaries"))
+    assert found == {name: [True, True] for name in OPS}
+
+
 def test_a_summary_that_drifts_from_the_main_pass_is_the_kernels_fault() -> None:
     assert "verdict: kernel" in simulated("delta_rule", 2, "128", "--heads", "1", "--inject", "summary-drift")
 

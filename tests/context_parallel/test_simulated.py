@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from cp_rows import OPS, ROWS, differences, op, row
 
 from kcpgen.runtime import build_cp_context
+from kcpgen.runtime.context_parallel.shard import Shard
+from kcpgen.runtime.context_parallel.torch_op import TorchRun
 from kcpgen.simulate.call import Spread, long_memory
 from kcpgen.simulate.ranks import SimulatedTransport, run_ranks
 
@@ -18,6 +24,32 @@ EXACT = 1e-10
 def test_ranks_agree_with_one_device(name: str, ranks: int, lengths: tuple[int, ...]) -> None:
     found = differences(name, row(lengths), Spread(ranks=ranks))
     assert max(found.values()) < EXACT, found
+
+
+@pytest.mark.parametrize(("ranks", "lengths"), ROWS)
+def test_a_forward_goes_through_a_sequence_once_but_where_it_comes_in_and_goes_on(
+    ranks: int, lengths: tuple[int, ...]
+) -> None:
+    case = row(lengths)
+    inputs = long_memory(op("kda"), case, "cpu")
+    counts: list[Counter[int]] = [Counter() for _ in range(ranks)]
+    call = TorchRun.call
+
+    def counted(run: TorchRun, tensors: Any, sequences: range, initial: Any) -> Any:
+        counts[run.cp.rank].update(sequences)
+        return call(run, tensors, sequences, initial)
+
+    def body(transport: SimulatedTransport) -> Shard:
+        cp = build_cp_context(torch.tensor(case.offsets), transport)
+        tokens = {name: x.detach()[:, cp.shard.start : cp.shard.stop] for name, x in inputs.tokens.items()}
+        op("kda").chunk(**tokens, cp_context=cp)
+        return cp.shard
+
+    with mock.patch.object(TorchRun, "call", counted):
+        shards = run_ranks(ranks, body)
+    for shard, count in zip(shards, counts, strict=True):
+        assert sorted(count) == list(range(shard.sequences))
+        assert all((times > 1) is shard.interior for times in count.values())
 
 
 @pytest.mark.parametrize("name", OPS)

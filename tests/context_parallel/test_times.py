@@ -11,21 +11,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from cp_processes import free_port
 from cp_rows import ROOT
+from triton.runtime.autotuner import Autotuner
 
 sys.path.append(str(ROOT))
 sys.path.append(str(ROOT / "benchmarks"))
 
+import context_parallel
 import cp_loop
 import cp_time
 from cp_workers import Budget
 
+from benchmarks.harness.tuning import Tuning, brief
+
 SMALL = ("--ops", "gla", "--heads", "1", "--width", "8", "--repeats", "2", "--device", "cpu")
 
 
-def told(script: str, *arguments: str) -> str:
+def told(script: str, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{script}", *arguments],
+        [sys.executable, *(("-m", *launcher) if launcher else ()), f"benchmarks/{script}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -42,6 +48,11 @@ def ran(out: Path, *arguments: str) -> list[dict[str, Any]]:
     assert report["left_out"] == sum("left_out" in figure["one"] for figure in report["figures"])
     figures: list[dict[str, Any]] = report["figures"]
     return figures
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["context_parallel.py", *arguments, "--tokens", "64", *SMALL, "--out", "none"])
+    return context_parallel._arguments()
 
 
 def test_cost(tmp_path: Path) -> None:
@@ -62,7 +73,7 @@ def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
 
 
 def test_what_would_not_fit_is_told_by_smaller_sizes() -> None:
-    chosen: Any = SimpleNamespace(device="cpu", repeats=3)
+    chosen: Any = SimpleNamespace(device="cpu", repeats=3, layers=1)
     fits = cp_time._Fits(chosen, Budget(0.0))
     fits._limit = 1000.0
     op: Any = SimpleNamespace(name="any")
@@ -88,6 +99,102 @@ def test_nothing_waits_between_the_calls_of_a_loop() -> None:
     found = cp_loop.steady(lambda: seen.append("call"), "cpu", 3, lambda: seen.append("together"))
     assert seen == ["together", "call", "call", "call"] * (1 + cp_loop.LOOPS)
     assert 0.0 <= found.host_ms <= found.ms
+
+
+def test_a_loop_of_layers_is_timed_by_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(3 * (1 + cp_loop.LOOPS)))  # when a loop begins, is launched and is done
+    monkeypatch.setattr(cp_loop.time, "perf_counter", lambda: next(ticks))
+    found = cp_loop.steady(lambda: None, "cpu", 2, lambda: None, layers=5)
+    assert (found.host_ms, found.ms) == (1000 / 10, 2000 / 10)
+
+
+@pytest.mark.parametrize(("layers", "loops"), [(1, (10, 1)), (4, (3, 4)), (16, (1, 16))])
+def test_loops_have_about_as_many_layers_whatever_their_depth(layers: int, loops: tuple[int, int]) -> None:
+    it: Any = SimpleNamespace(size=2**15)
+    chosen: Any = SimpleNamespace(repeats=10, layers=layers)
+    assert cp_time.loops_of(chosen, it, "forward+backward") == loops
+    assert cp_time.loops_of(chosen, it, "forward") == (10, 1)
+
+
+class _Noted(torch.autograd.Function):
+    """Appends to `seen` what runs, and in which layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: list[str]) -> torch.Tensor:
+        ctx.layer = sum(note.startswith("forward") for note in seen)
+        ctx.seen = seen
+        seen.append(f"forward {ctx.layer}")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.seen.append(f"backward {ctx.layer}")
+        return do, None
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_all_forwards_of_layers_come_before_their_backwards(layers: int) -> None:
+    seen: list[str] = []
+    op: Any = SimpleNamespace(name="any")
+    it = cp_time.Subject(op=op, who="kcpgen", function=lambda v: (_Noted.apply(v, seen), None), tokens=1, heads=1)
+    inputs = {"v": torch.ones(2, requires_grad=True)}
+    (gradient,) = cp_time.calls_of(it, inputs, layers=layers)["forward+backward"]()
+    assert torch.equal(gradient, torch.ones(2))
+    there = [f"forward {layer}" for layer in range(layers)]
+    assert seen == [*there, *(f"backward {layer}" for layer in reversed(range(layers)))]
+
+
+def test_time_of_layers_on_real_ranks(tmp_path: Path) -> None:
+    """What a call sends is told of one layer, however many there are."""
+    sent = []
+    for layers in (1, 3):
+        out = tmp_path / f"{layers}.json"
+        arguments = ("time", "--tokens", "64", "--layers", str(layers), *SMALL, "--out", str(out))
+        launcher = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
+        told("context_parallel.py", *arguments, launcher=launcher)
+        (figure,) = json.loads(out.read_text(encoding="utf-8"))["figures"]
+        assert figure["layers"] == layers
+        assert set(figure["one"]["ms"]) == set(figure["ranks"]["ms"]) == {"forward", "forward+backward"}
+        sent.append(figure["ranks"]["sent_bytes"])
+    assert sent[0] == sent[1]
+    assert sent[0]["forward"] < sent[0]["forward+backward"]
+
+
+@pytest.mark.parametrize(("more", "order"), [((), ["kcpgen", "fla"]), (("--peers-first",), ["fla", "kcpgen"])])
+def test_peers_go_first_where_asked_to(
+    more: tuple[str, ...], order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = parsed(monkeypatch, "cost", "--peers", *more)
+    monkeypatch.setattr(cp_time.cp_peers, "available", lambda name: print)
+    monkeypatch.setattr(cp_time.cp_warm, "prepare", lambda chosen, budget, who: {})
+    monkeypatch.setattr(cp_time, "_one", lambda chosen, it: {})
+    tuner, left = vars(Autotuner)["run"], []
+
+    def measured(chosen: Any, it: cp_time.Subject, ranks: int) -> dict[str, Any]:
+        left.append(vars(Autotuner)["run"] is tuner)
+        Tuning().install(brief)
+        return {}
+
+    figures = list(cp_time._figures(chosen, Budget(0.0), [(2, measured)]))
+    assert [figure["who"] for figure in figures] == order
+    assert left == [True, True]  # what tunes peers is gone when it is our turn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cost", "--layers", "2"), "--layers is of `time` alone"),
+        (("time", "--layers", "0"), "--layers: allowed: an integer of at least 1"),
+        (("time", "--peers-first"), "--peers-first needs --peers"),
+        (("time", "--skip", "x"), "--skip is of `check` alone"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(monkeypatch, *arguments)
+    assert said in capsys.readouterr().err
 
 
 def test_what_calls_keep_the_host_for_is_told_without_a_gpu() -> None:

@@ -1,9 +1,10 @@
 """Forward and backward of one rank: what is computed before, during and after the exchange with the others.
 
-Forward: a rank that passes a sequence on summarises it and begins the exchange; meanwhile it runs the sequences that
-begin here; then it puts together what came before its first sequence, and runs that one. Backward is the mirror
-image: the first sequence is summarised, the last one waits. Every rank takes part in every exchange of the group,
-whatever its own part, so the collectives match on all of them in any mix of forward, recomputed forward and backward.
+Forward: a rank that passes a sequence on runs it if it begins here, else summarises it, and begins the exchange;
+meanwhile it runs what else begins here; then it puts together what came before its first sequence, and runs that one.
+Backward is the mirror image: the first sequence is passed on, the last one waits. Every rank takes part in every
+exchange of the group, whatever its own part, so the collectives match on all of them in any mix of forward, recomputed
+forward and backward.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Op(Protocol):
 class Forward(Op, Protocol):
     """Local sequences are named by a range of their numbers; `initial` and `final` have a row for each of them."""
 
-    def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
-        """The final state [1, HV, K, V] of one sequence, in the very arithmetic of `run`, and M [HV, ...] if asked for.
+    def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
+        """S_next = M S + S_ext over one sequence: S_ext [1, HV, K, V], and M [HV, ...] if asked for.
 
-        S_next = M S + S_ext over the sequence; with no initial state, the final one is S_ext.
+        S_ext is the final state that `run` would arrive at from none, in its very arithmetic.
         """
 
     def foresee(self, sequences: range) -> None:
@@ -82,14 +83,19 @@ class Kept:
 
 
 def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | None) -> Kept:
-    """Run a rank's sequences; `initial` and `final`: [n, HV, K, V], row 0 of `initial` unused where it is received."""
+    """Run a rank's sequences. initial: [n, HV, K, V]; final: likewise, to be filled.
+
+    Rows of sequences that come from, or go on on, another rank are not the caller's: unused in `initial`, undefined in
+    `final`.
+    """
     shard = cp.shard
     exchange = _exchange(op, cp, backward=False)
+    done = range(0)
     if exchange is not None:
         with exchange.summarising():
-            _summarise(op, cp, exchange, initial)
+            done = _summarise(op, cp, exchange, initial)
     waiting = range(int(shard.receives))
-    _run(op, range(len(waiting), shard.sequences), initial, final)
+    _run(op, range(len(waiting), shard.sequences - len(done)), initial, final)
     if exchange is None:
         return Kept(entering=None, transitions=None)
     if shard.receives:
@@ -107,14 +113,18 @@ def _run(op: Forward, sequences: range, initial: Tensor | None, final: Tensor | 
         op.run(sequences, _rows(initial, sequences), _rows(final, sequences))
 
 
-def _summarise(op: Forward, cp: CPContext, exchange: Exchange, initial: Tensor | None) -> None:
-    """The last sequence: from its own initial state where it begins here, else from zero, with a transition."""
+def _summarise(op: Forward, cp: CPContext, exchange: Exchange, initial: Tensor | None) -> range:
+    """The last sequence. Where it begins here its summary is the final state of its run: nothing is done twice."""
     shard, form = cp.shard, exchange.form
+    if not shard.sends:
+        return range(0)
     last = range(shard.sequences - 1, shard.sequences)
-    if shard.sends:
-        transition = form.transition(exchange.payload) if shard.interior and form.transitions else None
-        initial = None if shard.interior else _rows(initial, last)
-        op.summarise(last.start, initial, form.states(exchange.payload)[None], transition)
+    summary = form.states(exchange.payload)[None]
+    if shard.interior:
+        op.summarise(last.start, summary, form.transition(exchange.payload) if form.transitions else None)
+        return range(0)
+    op.run(last, _rows(initial, last), summary)
+    return last
 
 
 def backward(
@@ -145,7 +155,7 @@ def backward(
 
 
 def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving: Tensor | None) -> range:
-    """The first sequence. Where it ends here its summary is the backward itself: nothing has to be done twice."""
+    """The first sequence. Where it ends here its summary is a result of its backward: nothing is done twice either."""
     shard, first = cp.shard, range(1)
     if not shard.receives:
         return range(0)

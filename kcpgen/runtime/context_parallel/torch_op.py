@@ -97,10 +97,10 @@ class TorchForward(_TorchOp):
     def foresee(self, sequences: range) -> None:
         """Nothing: a sequence is run at once."""
 
-    def summarise(self, sequence: int, initial: Tensor | None, final: Tensor, transition: Tensor | None) -> None:
-        final.copy_(self._final(range(sequence, sequence + 1), initial))
+    def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
+        external.copy_(self._final(range(sequence, sequence + 1), None))
         if transition is not None:
-            self._transition(sequence, transition)
+            self._transition(sequence, transition, external)
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         o, last = self._run.call(self._run.cut(self._tensors, sequences), sequences, initial)
@@ -108,9 +108,8 @@ class TorchForward(_TorchOp):
         if final is not None:
             final.copy_(last)
 
-    def _transition(self, sequence: int, out: Tensor) -> None:
+    def _transition(self, sequence: int, out: Tensor, external: Tensor) -> None:
         sequences = range(sequence, sequence + 1)
-        external = self._final(sequences, None)
         size = _power_of_two(external)
         if self.kind != "dense":
             carried = (self._final(sequences, torch.full_like(external, size)) - external) / size
