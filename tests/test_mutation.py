@@ -17,7 +17,8 @@ DERIVATION = [
     ("kcpgen/emit/columns.py", "combine = add if isinstance(matrix, Sum) else subtract", "combine = add"),
 ]
 KERNELS = [
-    ("templates/decay/pairs_vector.py.jinja", "d_{{ column }} += share", "d_{{ column }} -= share"),
+    ("templates/decay/pairs_vector.py.jinja", "d_{{ column }} += {{ decay", "d_{{ column }} -= {{ decay"),
+    ("templates/decay/scores_vector.py.jinja", "to_edge = tl.exp2(edge - G)", "to_edge = tl.exp2(G - edge)"),
     ("templates/decay/gradients_vector.py.jinja", "reverse=True) - dG_block", "reverse=True) + dG_block"),
     ("templates/states.py.jinja", "+= tl.load(checkpoints_ptr", "-= tl.load(checkpoints_ptr"),
     ("templates/scan.py.jinja", "+= tl.load(initial_state_ptr", "-= tl.load(initial_state_ptr"),

@@ -96,9 +96,12 @@ class Run:
         """Of a serial kernel, for one sequence."""
         return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
 
-    def stretches(self, most: int) -> tuple[range, ...]:
-        """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
-        if self.cp is not None or self.pieces(self.sequences) is not None:
+    def stretches(self, most: int, *, waits: bool) -> tuple[range, ...]:
+        """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not.
+
+        waits: whether serial kernels do, for another rank; then there is time enough.
+        """
+        if waits or self.pieces(self.sequences) is not None:
             return ()
         chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
         return stretches.side_by_side(
@@ -190,9 +193,9 @@ class _Op:
 
 
 class Forward(_Op):
-    def __init__(self, run: Run, tensors: Sequence[Tensor | None], first: range | None = None) -> None:
-        """first: of the stretches, if there are any; `prepare` has to see to the others."""
+    def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
+        self._stretches = run.stretches(stretches.AHEAD, waits=run.cp is not None and run.cp.shard.receives)
         value = tensors[run.kernels.value]
         assert value is not None
         self._tensors = tensors
@@ -203,7 +206,8 @@ class Forward(_Op):
             "scratch_dtype": scratch_dtype(value.dtype),
             "differentiable": run.differentiable,
         }
-        super().__init__(run, self._prepare(first or range(run.layout.chunk_count)), {})
+        first = self._stretches[0] if self._stretches else range(run.layout.chunk_count)
+        super().__init__(run, self._prepare(first), {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._ahead: dict[range, split_passes.Ahead] = {}
@@ -225,7 +229,11 @@ class Forward(_Op):
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         cut = self._run.pieces(sequences)
         if cut is None:
-            self.scan(self._run.window(sequences), self.o, initial, final)
+            if self._stretches:  # of the only sequence there is
+                rows = stretches.layouts(self._run.layout, self._run.starts[-1], self._stretches)
+                stretches.forward(self, self._stretches, rows, initial, final)
+            else:
+                self.scan(self._run.window(sequences), self.o, initial, final)
             return
         entering = None
         if sequences in self._ahead:
@@ -403,16 +411,13 @@ class _Chunked(torch.autograd.Function):
         ctx: Any, run: Run, output_final_state: bool, initial: Tensor | None, *tensors: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         with told_to_others(run.kernels.op, run.cp):
-            ahead = run.stretches(stretches.AHEAD)
-            op = Forward(run, tensors, *ahead[:1])
+            op = Forward(run, tensors)
         final = op.states(run.layout.sequence_count) if output_final_state else None
         kept = passes.Kept(entering=None, transitions=None)
-        if run.cp is not None:
-            kept = passes.forward(op, run.cp, initial, final)
-        elif ahead:
-            stretches.forward(op, ahead, stretches.layouts(run.layout, run.starts[-1], ahead), initial, final)
-        else:
+        if run.cp is None:
             op.run(run.sequences, initial, final)
+        else:
+            kept = passes.forward(op, run.cp, initial, final)
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
@@ -437,7 +442,7 @@ class _Chunked(torch.autograd.Function):
         kept = passes.Kept(entering=received, transitions=transitions)
         if run.cp is None:
             op = Backward(run, prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
-            behind = run.stretches(stretches.BEHIND)
+            behind = run.stretches(stretches.BEHIND, waits=False)
             if behind:
                 rows = stretches.layouts(run.layout, run.starts[-1], behind)
                 return (None, None, entering, *stretches.backward(op, behind, rows, leaving, entering))
