@@ -41,7 +41,7 @@ def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         ],
         "key_start": [f"{name} = tl.zeros((C, BK), tl.float32)" for name in key_sums(plan)]
         + ["d_decay_out = tl.zeros((BK,), tl.float32)"],
-        "key_pass": key_pass(plan),
+        "key_pass": key_pass(plan, rests=True),
         "key_inputs": [*load_keys(plan), log_decay(plan), *form_operands(plan)],
         "borders": list(_borders(plan)),
         "pairs": _pairs(plan),

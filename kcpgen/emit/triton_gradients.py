@@ -13,6 +13,7 @@ from kcpgen.emit.triton_key_axis import (
     chunk_operands,
     chunk_tensors,
     key_pass,
+    key_rests,
     key_sums,
     later_sweeps,
     launcher,
@@ -47,7 +48,8 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         "early": _early(plan),
         "key_start": [f"{name} = tl.zeros((C, BK), tl.float32)" for name in key_sums(plan)]
         + (["d_decay_out = tl.zeros((BK,), tl.float32)"] if plan.decay_axis is not None else []),
-        "key_pass": key_pass(plan),
+        "key_pass": key_pass(plan, rests=False),
+        "key_rests": key_rests(plan),
         "key_inputs": [*load_keys(plan), *form_operands(plan)],
         "borders": _borders(plan),
         "pairs": _pairs(plan),

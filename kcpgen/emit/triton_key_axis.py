@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import product
 
@@ -133,19 +134,34 @@ def key_sums(plan: KernelPlan) -> list[str]:
     return ["dq_in", *(f"da_in_{i}" for i in plan.erasing), *(f"dw_out_{j}" for j in plan.terms)]
 
 
-def key_pass(plan: KernelPlan) -> list[str]:
-    """One step of the sums over the value axis."""
-    out = block_printer(plan)
+def key_pass(plan: KernelPlan, *, rests: bool) -> list[str]:
+    """One step of the sums over the value axis. rests: with what rounding left of dR, where that is passed on."""
+    out = block_printer(plan, whole=rests)
     lines = [
         *(f"U_{j} = tl.load(U_{j}_ptr + value_tile)" for j in plan.terms),
         *(f"dR_{e}_low = tl.load(dU_{e}_ptr + value_tile)  # left there by score_gradients" for e in plan.erasing),
     ]
-    if plan.erases_apart:
-        lines += [f"dR_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing]
+    if plan.erases_apart and rests:
+        lines += _load_rests(plan)
     for e in plan.form.gradients:
         if e.target.name in EQUATIONS[:3]:
             lines.append(f"{variable(e.target)} += {out.right_side(e.terms)}")
     return lines
+
+
+def key_rests(plan: KernelPlan) -> list[str]:
+    """One step of the sums over what rounding left of dR, by themselves: one tile less in flight in `key_pass`."""
+    if not plan.erases_apart:
+        return []
+    out = block_printer(plan, whole=False)
+    sums = [
+        f"{variable(e.target)} += {out.right_side(e.terms)}" for e in plan.form.gradients if e.target.name == "da_in"
+    ]
+    return [*_load_rests(plan), *(re.sub(r"\b(dR_\d+)_low\b", r"\1_rest", line) for line in sums)]
+
+
+def _load_rests(plan: KernelPlan) -> list[str]:
+    return [f"dR_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing]
 
 
 def make_sweeps(plan: KernelPlan) -> Sweeps:

@@ -163,14 +163,17 @@ def _early(plan: KernelPlan) -> list[str]:
     ]
 
 
-def block_printer(plan: KernelPlan) -> BlockPrinter:
-    """Equations over tiles of scratch: states held transposed, the solve's parts in two."""
+def block_printer(plan: KernelPlan, *, whole: bool = True) -> BlockPrinter:
+    """Equations over tiles of scratch: states held transposed, the solve's parts in two.
+
+    whole: what leaves the solve too, where it does so in two parts.
+    """
     return BlockPrinter(
         accumulators=frozenset({"dR"}),
         rename={},
         turned=frozenset({"S", "dS_next"}),
         in_two=frozenset({"T", "dU"}),
-        kept_whole=frozenset({"dR"} if plan.erases_apart else ()),
+        kept_whole=frozenset({"dR"} if plan.erases_apart and whole else ()),
     )
 
 
