@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.calls import OURS
 from benchmarks.harness.record import Record, Row
@@ -61,46 +62,85 @@ def kernel_line(row: Row) -> str:
 
 
 def plot(record: Record, path: Path) -> None:
-    """Three bar charts over the configurations: ms, times of peers over ours, times over the floor."""
+    """Three bar charts over the configurations: ms, times of peers over ours, times over the floor.
+
+    Configurations of one shape stand together under its name, every second shape on a grey band. The scales are
+    logarithmic. Times start at 1, so that a bar to its left is less than it; ours over ours is that line, not a bar.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     counted = [row for row in record.rows if row.status == "ok"]
-    groups = list(configurations(counted))
-    labels = [" ".join(part for part in group[0].configuration if part != "open") for group in groups]
     names = list(dict.fromkeys(row.implementation for row in counted))
-    charts = (
-        ("ms, median", lambda row, ours: row.ms),
-        ("times ours", ratio),
-        ("times the floor", lambda row, ours: over_floor(row)),
+    headings, placed, end = _places(list(configurations(counted)))
+    height = 0.8 / max(1, len(names))
+    charts: tuple[tuple[str, float, Callable[[Row, Row | None], float | None]], ...] = (
+        ("ms, median", 0, lambda row, ours: row.ms),
+        ("times ours", 1, lambda row, ours: None if row is ours else ratio(row, ours)),
+        ("times the floor", 1, lambda row, ours: over_floor(row)),
     )
-    figure, axes = pyplot.subplots(1, 3, figsize=(18, 1.5 + 0.3 * max(1, len(groups))), sharey=True, squeeze=False)
-    for axis, (title, value) in zip(axes[0], charts, strict=True):
+    size = (12.5, 1.5 + (0.06 + 0.06 * len(names)) * end)
+    figure, axes = pyplot.subplots(1, 3, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, (title, start, value) in zip(axes[0], charts, strict=True):
         for index, name in enumerate(names):
             bars = [
-                (at, value(row, our_row(group)))
-                for at, group in enumerate(groups)
+                (at + (index + 0.5) * height - 0.4, number)
+                for at, group in placed
                 for row in group
-                if row.implementation == name
+                if row.implementation == name and (number := value(row, our_row(group))) is not None
             ]
-            shown = [(at, number) for at, number in bars if number is not None]
-            height = 0.8 / len(names)
-            axis.barh([at + index * height for at, _ in shown], [number for _, number in shown], height, label=name)
+            lengths = [number - start for _, number in bars]
+            drawn = axis.barh([at for at, _ in bars], lengths, height, left=start, label=name)
+            if title == "times ours":
+                axis.bar_label(drawn, [f"{number:.2f}" for _, number in bars], padding=2, fontsize=7)
         axis.set_title(title)
-        axis.set_xscale("log")
-        axis.grid(axis="x", alpha=0.3)
-    axes[0][0].set_yticks([at + 0.4 for at in range(len(labels))], labels, fontsize=7)
-    axes[0][0].invert_yaxis()
-    axes[0][-1].legend() if names else None
+        _log_scale(axis)
+        for (top, _), (bottom, _) in list(pairwise([*headings, (end, "")]))[::2]:
+            axis.axhspan(top, bottom, color="black", alpha=0.06, linewidth=0, zorder=0)
+    for times, style in ((1, "-"), (2, "--")):
+        axes[0][1].axvline(times, color="black", linestyle=style, linewidth=0.8)
+    first = axes[0][0]
+    for top, shape in headings:
+        first.text(0.01, top + 0.5, shape, transform=first.get_yaxis_transform(), va="center", fontsize=8, weight="bold")
+    labels = [" ".join(part for part in (row.op, row.gates, row.direction) if part != "open") for _, (row, *_) in placed]
+    first.set_yticks([at for at, _ in placed], labels, fontsize=8)
+    first.set_ylim(end, 0)
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(names)))
     environment = record.environment
     figure.suptitle(
         f"{environment.get('device', '')}, torch {environment.get('torch', '')}, Triton {environment.get('triton', '')}"
     )
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _places(groups: Sequence[list[Row]]) -> tuple[list[tuple[float, str]], list[tuple[float, list[Row]]], float]:
+    """Where things stand from the top down, a line each: the names of the shapes (their upper edges), under each the
+    configurations of it (their middles), and the end. A run that came back to a shape shows it once."""
+    headings: list[tuple[float, str]] = []
+    placed: list[tuple[float, list[Row]]] = []
+    end = 0.0
+    for shape in dict.fromkeys(group[0].shape for group in groups):
+        headings.append((end, shape))
+        own = [group for group in groups if group[0].shape == shape]
+        placed += [(end + 1.5 + at, group) for at, group in enumerate(own)]
+        end += 1.25 + len(own)
+    return headings, placed, end
+
+
+def _log_scale(axis: Any) -> None:
+    """A logarithmic axis, above and below, with plain numbers at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.tick_params(axis="x", top=True, labeltop=True)
+    axis.margins(x=0.1)
+    axis.grid(axis="x", alpha=0.3)
 
 
 def _number(value: float | None, form: str) -> str:
