@@ -65,7 +65,8 @@ def plot(record: Record, path: Path) -> None:
     """Three bar charts over the configurations: ms, times of peers over ours, times over the floor.
 
     Configurations of one shape stand together under its name, every second shape on a grey band. The scales are
-    logarithmic. Times start at 1, so that a bar to its left is less than it; ours over ours is that line, not a bar.
+    logarithmic. What counts times starts at 1, so that a bar to the left of it is faster than ours; ours over ours is
+    that line, not a bar.
     """
     import matplotlib
 
@@ -94,7 +95,8 @@ def plot(record: Record, path: Path) -> None:
             lengths = [number - start for _, number in bars]
             drawn = axis.barh([at for at, _ in bars], lengths, height, left=start, label=name)
             if title == "times ours":
-                axis.bar_label(drawn, [f"{number:.2f}" for _, number in bars], padding=2, fontsize=7)
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # over the line at 2
+                axis.bar_label(drawn, [f"{number:.2f}" for _, number in bars], padding=3, fontsize=7, bbox=box)
         axis.set_title(title)
         _log_scale(axis)
         for (top, _), (bottom, _) in list(pairwise([*headings, (end, "")]))[::2]:
@@ -103,10 +105,11 @@ def plot(record: Record, path: Path) -> None:
         axes[0][1].axvline(times, color="black", linestyle=style, linewidth=0.8)
     first = axes[0][0]
     for top, shape in headings:
-        first.text(0.01, top + 0.5, shape, transform=first.get_yaxis_transform(), va="center", fontsize=8, weight="bold")
-    labels = [" ".join(part for part in (row.op, row.gates, row.direction) if part != "open") for _, (row, *_) in placed]
+        where = (0.01, top + 0.5)
+        first.annotate(shape, where, xycoords=("axes fraction", "data"), va="center", fontsize=8, weight="bold")
+    labels = [f"{row.op} {row.gates} {row.direction}".replace(" open ", " ") for _, (row, *_) in placed]
     first.set_yticks([at for at, _ in placed], labels, fontsize=8)
-    first.set_ylim(end, 0)
+    first.set_ylim(max(end, 1), 0)
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(names)))
     environment = record.environment
     figure.suptitle(

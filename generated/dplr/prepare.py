@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kcpgen.runtime.launch import PrepareTiles
+from kcpgen.runtime.launch import PrepareTiles, readable_in_place
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.ops import (
     before,
@@ -50,7 +50,7 @@ class Prepared:
     A_0: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
     w_out_1: torch.Tensor  # [NT, HV, C, KP] write vectors, decayed to the chunk's end
     A_1: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
-    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are
+    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are, or an input
     B_1_0: torch.Tensor | None  # [NT, HV, C, C] what corrected value 1 takes of earlier tokens' value 0
     U_1: torch.Tensor | None  # [NT, HV, C, VP] corrected values, once the scan has run
     W_1: torch.Tensor  # [NT, HV, C, KP] what the solved erases read of the entering state
@@ -199,7 +199,8 @@ def prepare_kernel(
         columns = start + tl.arange(0, BV)
         value_tile = at * (C * VP) + rows[:, None] * VP + columns[None, :]
         v = load_tile(v_start, v_token, rows, columns, count, V)
-        tl.store(U_0_ptr + value_tile, v.to(LOW))
+        if U_0_ptr is not None:  # else the scan reads them in place
+            tl.store(U_0_ptr + value_tile, v.to(LOW))
 
 
 def prepare(
@@ -230,14 +231,14 @@ def prepare(
 
     if prepared is None:
         in_place = False
-        values_in_place = False
+        values_in_place = not differentiable and readable_in_place(layout, VP, scratch_dtype, v)
         prepared = Prepared(
             q_in=scratch(C, KP),
             w_out_0=scratch(C, KP),
             A_0=scratch(C, C),
             w_out_1=scratch(C, KP),
             A_1=scratch(C, C),
-            U_0=scratch(C, VP),
+            U_0=v if values_in_place else scratch(C, VP),
             B_1_0=scratch(C, C),
             U_1=scratch(C, VP) if differentiable else None,
             W_1=scratch(C, KP),
@@ -264,8 +265,8 @@ def prepare(
         gk, *gk.stride()[:3],
         scale,
         bounded,
-        prepared.q_in, prepared.w_out_0, prepared.A_0, prepared.w_out_1, prepared.A_1, prepared.U_0, prepared.B_1_0,
-        prepared.W_1, prepared.T_1_1, prepared.L_1_0, prepared.decay_out,
+        prepared.q_in, prepared.w_out_0, prepared.A_0, prepared.w_out_1, prepared.A_1, None if values_in_place else
+        prepared.U_0, prepared.B_1_0, prepared.W_1, prepared.T_1_1, prepared.L_1_0, prepared.decay_out,
         v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), scratch(C, KP), layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,

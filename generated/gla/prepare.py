@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kcpgen.runtime.launch import PrepareTiles
+from kcpgen.runtime.launch import PrepareTiles, readable_in_place
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.ops import before, dot, level_edge, load_tile, log2_decay, same_level, within_reach
 
@@ -30,7 +30,7 @@ class Prepared:
     q_in: torch.Tensor  # [NT, HV, C, KP] read vectors, decayed from the chunk's start, scaled
     w_out_0: torch.Tensor  # [NT, HV, C, KP] write vectors, decayed to the chunk's end
     A_0: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
-    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are
+    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are, or an input
     decay_out: torch.Tensor  # [NT, HV, KP] fp32, decay over the whole chunk
     in_place: bool  # whether serial kernels read vectors where the inputs lie
     values_in_place: bool  # whether the scan reads values where they lie
@@ -129,7 +129,8 @@ def prepare_kernel(
         columns = start + tl.arange(0, BV)
         value_tile = at * (C * VP) + rows[:, None] * VP + columns[None, :]
         v = load_tile(v_start, v_token, rows, columns, count, V)
-        tl.store(U_0_ptr + value_tile, v.to(LOW))
+        if U_0_ptr is not None:  # else the scan reads them in place
+            tl.store(U_0_ptr + value_tile, v.to(LOW))
 
 
 def prepare(
@@ -158,12 +159,12 @@ def prepare(
 
     if prepared is None:
         in_place = False
-        values_in_place = False
+        values_in_place = not differentiable and readable_in_place(layout, VP, scratch_dtype, v)
         prepared = Prepared(
             q_in=scratch(C, KP),
             w_out_0=scratch(C, KP),
             A_0=scratch(C, C),
-            U_0=scratch(C, VP),
+            U_0=v if values_in_place else scratch(C, VP),
             decay_out=scratch(KP, dtype=torch.float32),
             in_place=in_place,
             values_in_place=values_in_place,
@@ -183,7 +184,7 @@ def prepare(
         g, *g.stride()[:3],
         scale,
         bounded,
-        prepared.q_in, prepared.w_out_0, prepared.A_0, prepared.U_0, prepared.decay_out,
+        prepared.q_in, prepared.w_out_0, prepared.A_0, None if values_in_place else prepared.U_0, prepared.decay_out,
         v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,

@@ -30,7 +30,7 @@ class Prepared:
     read: torch.Tensor  # read vectors, [NT, HV, C, KP], or an input [B, T, heads, K] in_place
     w_out_0: torch.Tensor  # [NT, HV, C, KP] write vectors, decayed to the chunk's end
     A_0: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
-    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are
+    U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are, or an input
     decay_out: torch.Tensor  # [NT, HV] fp32, decay over the whole chunk
     from_start: torch.Tensor  # [NT, HV, C] fp32, of a read: decay from the chunk's start and scale
     to_end: torch.Tensor  # [NT, HV, C] fp32, of a write: decay to the chunk's end
@@ -114,7 +114,8 @@ def prepare_kernel(
         columns = start + tl.arange(0, BV)
         value_tile = at * (C * VP) + rows[:, None] * VP + columns[None, :]
         v = load_tile(v_start, v_token, rows, columns, count, V)
-        tl.store(U_0_ptr + value_tile, v.to(LOW))
+        if U_0_ptr is not None:  # else the scan reads them in place
+            tl.store(U_0_ptr + value_tile, v.to(LOW))
 
 
 def prepare(
@@ -142,12 +143,12 @@ def prepare(
 
     if prepared is None:
         in_place = readable_in_place(layout, KP, scratch_dtype, q)
-        values_in_place = False
+        values_in_place = not differentiable and readable_in_place(layout, VP, scratch_dtype, v)
         prepared = Prepared(
             read=q if in_place else scratch(C, KP),
             w_out_0=scratch(C, KP),
             A_0=scratch(C, C),
-            U_0=scratch(C, VP),
+            U_0=v if values_in_place else scratch(C, VP),
             decay_out=scratch(dtype=torch.float32),
             from_start=scratch(C, dtype=torch.float32),
             to_end=scratch(C, dtype=torch.float32),
@@ -168,8 +169,8 @@ def prepare(
         v, *v.stride()[:3],
         g, *g.stride()[:3],
         scale,
-        None if in_place else prepared.read, prepared.w_out_0, prepared.A_0, prepared.U_0, prepared.decay_out,
-        prepared.from_start, prepared.to_end,
+        None if in_place else prepared.read, prepared.w_out_0, prepared.A_0, None if values_in_place else
+        prepared.U_0, prepared.decay_out, prepared.from_start, prepared.to_end,
         layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,

@@ -22,8 +22,8 @@ def emit_scan(plan: KernelPlan) -> str:
         _printer(plan, {"S", "U"}, {"S_next": "S"}), in_sum=frozenset({"value"} if triton_values.in_parts(plan) else ())
     )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
-    raw = triton_values.value_fields(plan)
-    operands = _operands(plan, value_operands=[f"U_{p}" for p in plan.pure_writes])
+    raw = triton_values.scan_only(plan)
+    operands = _operands(plan, value_operands=[f"U_{p}" for p in plan.pure_writes if f"U_{p}" not in raw])
     if raw:
         operands["descriptors"] = ["tile_descriptor", "vector_descriptor"]
     body = {

@@ -14,7 +14,8 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         fields[writes[j]] = ("C, KP", meanings[1])
         fields[f"A_{j}"] = ("C, C", "[NT, HV, C, C] read scores, s <= t")
     for p in plan.pure_writes:
-        fields[f"U_{p}"] = ("C, VP", "[NT, HV, C, VP] values that are written as they are")
+        place = ", or an input" if f"U_{p}" in triton_values.scan_only(plan) else ""
+        fields[f"U_{p}"] = ("C, VP", f"[NT, HV, C, VP] values that are written as they are{place}")
     for name in triton_values.value_fields(plan):
         meaning = "what rounding left of them" if name.endswith("_rest") else "raw values, without their strength"
         place = "" if triton_values.in_place(plan) == "False" else ", or an input"
@@ -80,7 +81,7 @@ def optional(plan: KernelPlan, name: str) -> str:
     """Host code: when a field is scratch, "" for always."""
     if plan.decays_rows and name.startswith(("read", "write")):
         return "not in_place"
-    if name.startswith("value_"):
+    if name in triton_values.scan_only(plan):
         return "not values_in_place" if triton_values.in_place(plan) != "False" else ""
     solved_elsewhere = name.startswith("T_") and len(plan.erasing) > 1
     corrected = name in [f"U_{e}" for e in plan.erasing]

@@ -74,13 +74,19 @@ def value_fields(plan: KernelPlan) -> list[str]:
 
 
 def in_place(plan: KernelPlan) -> str:
-    """Host code: whether raw values are inputs as they lie in memory."""
-    if not own_values(plan) or in_parts(plan):
+    """Host code: whether `scan_only` values are inputs as they lie; a backward wants pure writes as scratch."""
+    if in_parts(plan) or not scan_only(plan):
         return "False"
-    inputs = list(dict.fromkeys(str(_raw(plan, e)) for e in own_values(plan)))
+    inputs = list(dict.fromkeys(input_of(plan, field) for field in scan_only(plan)))
     options = dict.fromkeys(r.option for r in plan.rewrites if r.target in inputs)
-    conditions = [f"{option}_mode == 0" for option in options]
+    conditions = [*([] if own_values(plan) else ["not differentiable"]), *(f"{option}_mode == 0" for option in options)]
     return " and ".join([*conditions, f"readable_in_place(layout, VP, scratch_dtype, {', '.join(inputs)})"])
+
+
+def scan_only(plan: KernelPlan) -> list[str]:
+    """Fields of values that the scan alone reads, of pure writes in inference: plain inputs may stay where they are."""
+    pure = [] if own_values(plan) else plan.pure_writes
+    return value_fields(plan) or [f"U_{p}" for p in pure if all(_plain(plan, other) for other in pure)]
 
 
 def input_of(plan: KernelPlan, field: str) -> str:
@@ -113,12 +119,13 @@ def store_values(plan: KernelPlan) -> list[str]:
     inputs = plan.inputs_on("V")
     made = [*(f"tl.store(U_{p}_ptr + value_tile, {rounded(_code(plan, plan.values[p]))})" for p in plan.pure_writes)]
     kept = [line for e in own_values(plan) for line in _store_raw(plan, e)]
-    if in_place(plan) != "False":
-        kept = [f"if value_{own_values(plan)[0]}_ptr is not None:  # else the scan reads them in place"] + [
-            f"    {line}" for line in kept
-        ]
     if not made and not kept:
         return []
+    if in_place(plan) != "False":
+        made, kept = ([], made) if not kept else (made, kept)
+        kept = [f"if {scan_only(plan)[0]}_ptr is not None:  # else the scan reads them in place"] + [
+            f"    {line}" for line in kept
+        ]
     return [
         *load_inputs(plan, inputs),
         *load_params(plan, [p for p in plan.spec.params if p.axis == "V"]),
@@ -151,7 +158,9 @@ def _raw(plan: KernelPlan, e: int) -> sympy.Expr:
 
 
 def _plain(plan: KernelPlan, e: int) -> bool:
-    return _raw(plan, e) in {symbol(i.name) for i in plan.inputs_on("V")}
+    """Whether what remains of a term's value is an input; of a pure write nothing is split off."""
+    value = _raw(plan, e) if e in plan.erasing else plan.values[e]
+    return value in {symbol(i.name) for i in plan.inputs_on("V")}
 
 
 def _factor(name: str, *index: int) -> Factor:

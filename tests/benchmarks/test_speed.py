@@ -67,6 +67,27 @@ def test_a_run_writes_json_a_table_and_a_picture(
     assert "2.50" in capsys.readouterr().out
 
 
+def test_a_picture_shows_each_shape_once_whatever_the_rows_are(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def row(shape: str, implementation: str, ms: float) -> record.Row:
+        return record.Row(
+            op="kda", shape=shape, gates="open", direction="forward", implementation=implementation, status="ok", ms=ms
+        )
+
+    slower = [row("1x64x2", "kcpgen", 2.0), row("1x64x2", "fla", 5.0)]
+    faster = [row("2x64x2", "kcpgen", 3.0), row("2x64x2", "fla", 1.0)]
+    alone = [row("1x64x2", "kcpgen", 4.0)]
+    headings, placed, end = tables._places([slower, faster, alone])
+    assert headings == [(0, "1x64x2"), (3.25, "2x64x2")]
+    assert placed == [(1.5, slower), (2.5, alone), (4.75, faster)]
+    assert end == 5.5
+    for rows in (slower + faster, alone, []):
+        picture = tmp_path / f"{len(rows)}.png"
+        tables.plot(record.Record(environment={}, rows=rows), picture)
+        assert picture.stat().st_size > 1000
+
+
 def test_what_disagrees_with_the_reference_does_not_count(
     faked_device: SimpleNamespace, gdn_peer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,3 +205,54 @@ def test_what_calls_keep_the_host_for_is_told_without_a_gpu() -> None:
         *(f"gla, rank {rank} of {size}" for rank, size in ((0, 2), (1, 2), (1, 3))),
     ]
     assert all(row[-4:-2] == ["-", "-"] and float(row[-2]) > 0 for row in rows)
+
+
+def figure_of(who: str, tokens: int, ms: float, **more: Any) -> dict[str, Any]:
+    parts = [{"forward+backward": {"prepare": ms, "gather": 9.0}}, {"forward+backward": {"prepare": ms / 2}}]
+    measured = {"ranks": {"parts_ms_by_rank": parts}, "speedup": {"forward": 1.5, "forward+backward": 1.8}}
+    return {"op": "gla", "who": who, "T": tokens, "H": 8, **measured, **more}
+
+
+def test_real_and_simulated_ranks_are_drawn_in_columns_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    import cp_plot
+
+    canvases: list[Any] = []
+    monkeypatch.setattr(cp_plot.plt, "close", canvases.append)
+    real = [figure_of("kcpgen", 4096, 1.0, layers=8), figure_of("kcpgen", 4096, 1.5), figure_of("fla", 500, 2.0)]
+    real[2]["speedup"].pop("forward+backward")
+    simulated = [figure_of("kcpgen", 1024 * at, 50.0 if at == 1 else at, simulated_ranks=4) for at in (1, 2, 3, 4)]
+    for name, ranks, figures in (("real", 2, real), ("simulated", "simulated", [*simulated, {"left_out": "no"}])):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"ranks": ranks, "figures": figures}), encoding="utf-8")
+    assert cp_plot.plot([tmp_path / "real.json", tmp_path / "simulated.json"], tmp_path / "out.png") == 0
+    above, below = canvases[0].axes[:2], canvases[0].axes[2:]
+    assert [axis.get_title() for axis in above] == ["gla, 2 ranks", "gla, 4 simulated ranks"]
+    assert [label.get_text() for label in below[0].get_yticklabels()] == [
+        "1k, H=8",
+        "2k, H=8",
+        "3k, H=8",
+        "4k, H=8, 1 layers",
+        "4k, H=8, 8 layers",
+    ]
+    assert [text.get_text() for text in below[1].texts] == ["59 ms →"]
+    assert not below[0].texts
+
+
+@pytest.mark.parametrize(
+    ("lengths", "longest"),
+    [
+        ([], 0),
+        ([5, 60], 60),
+        ([4, 5, 12, 5, 105, 7], 12),
+        ([5, 8, 17, 7, 6, 31], 31),
+        ([4, 5, 105, 5, 320, 7], 7),
+        ([1, 4, 13, 40], 13),
+    ],
+)
+def test_a_bar_three_times_the_next_shorter_does_not_set_the_axis(lengths: list[float], longest: float) -> None:
+    pytest.importorskip("matplotlib")
+    from cp_plot import cut
+
+    assert cut(lengths) == longest

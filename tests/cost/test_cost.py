@@ -48,10 +48,13 @@ def allocated(package: Path, chunk: int) -> Iterator[tuple[str, float]]:
     letters = {"C": chunk, "KP": 128, "VP": 128}
     tree = ast.parse((package / "prepare.py").read_text(encoding="utf-8"))
     assigned = {ast.unparse(a.targets[0]): a.value for a in ast.walk(tree) if isinstance(a, ast.Assign)}
+    no = {name for name, value in assigned.items() if "not differentiable" in ast.unparse(value)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Prepared":
             for keyword in node.keywords:
-                value = keyword.value.body if isinstance(keyword.value, ast.IfExp) else keyword.value
+                value = keyword.value
+                if isinstance(value, ast.IfExp):
+                    value = value.orelse if ast.unparse(value.test) in no else value.body
                 value = assigned.get("W_0", value) if ast.unparse(keyword) == "W_0=W_0" else value
                 if isinstance(value, ast.Call):
                     size = 4 if value.keywords else 2

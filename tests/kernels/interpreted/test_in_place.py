@@ -66,9 +66,10 @@ def test_what_is_not_finite_stays_in_its_sequence(border: int, in_place: bool, m
     assert after["o"][:, border:].isnan().all()
 
 
-def test_a_forward_is_the_same_without_a_backward() -> None:
-    """The solve then happens in the memory of what is made from it."""
-    op = load_op(GENERATED / "gdn")
+@pytest.mark.parametrize("name", ["gdn", "gla", "simple_gla", "dplr"])
+def test_a_forward_is_the_same_without_a_backward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solve then happens in the memory of what is made from it, and what is written as it is stays where it is."""
+    op = load_op(GENERATED / name)
     case = Case(
         label="", backend="triton", dtype="bfloat16", tokens=70, heads=1, value_heads=1, key_width=128, value_width=64
     )
@@ -77,8 +78,11 @@ def test_a_forward_is_the_same_without_a_backward() -> None:
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
         return op.chunk(**inputs.tokens, initial_state=inputs.initial_state, output_final_state=True, backend="triton")
 
+    decided = decide(op, monkeypatch)
     with torch.no_grad():
         alone = forward()
+    assert decided  # something of each of them lies where it can be read
+    assert all(decided)
     assert all(map(torch.equal, alone, forward()))
 
 
