@@ -211,6 +211,7 @@ class Forward(_Op):
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._ahead: dict[range, split_passes.Ahead] = {}
+        self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
 
     def _prepare(self, chunks: range, prepared: Any = None) -> Any:
         run = self._run
@@ -224,7 +225,7 @@ class Forward(_Op):
     def foresee(self, sequences: range) -> None:
         cut = self._run.pieces(sequences)
         if cut is not None:
-            self._ahead[sequences] = split_passes.foresee(self, cut)
+            self._ahead[sequences] = split_passes.foresee(self, cut, self._summaries.pop(sequences, None))
 
     def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
         cut = self._run.pieces(sequences)
@@ -250,7 +251,7 @@ class Forward(_Op):
         if cut is None:
             self.scan(self._run.window(alone), None, None, external)
         else:
-            split_passes.summarise(self, cut, external)
+            self._summaries[alone] = split_passes.summarise(self, cut, external)
         if transition is not None:
             join(self.o.device)
 
@@ -311,11 +312,12 @@ class Backward(_Op):
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._ahead: dict[range, split_passes.Ahead] = {}
+        self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
 
     def foresee(self, sequences: range) -> None:
         cut = self._run.pieces(sequences)
         if cut is not None:
-            self._ahead[sequences] = split_passes.foresee_gradient(self, cut)
+            self._ahead[sequences] = split_passes.foresee_gradient(self, cut, self._summaries.pop(sequences, None))
 
     def replay(self) -> None:
         run = self._run
@@ -352,7 +354,7 @@ class Backward(_Op):
         if cut is None:
             self.summary(self._run.window(alone), None, entering)
         else:
-            split_passes.summarise_gradient(self, cut, entering)
+            self._summaries[alone] = split_passes.summarise_gradient(self, cut, entering)
 
     def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
         run = self._run

@@ -73,7 +73,7 @@ def forward(
 ) -> None:
     """Fill the op's output and `final` [N, HV, K, V]. entering: the states that enter segments, where known already."""
     if entering is None:
-        entering = _entering(op, cut, initial)
+        entering, _ = _entering(op, cut, initial)
     at_once = _of_whole(initial, cut)
     of_whole, of_pieces = (
         None if final is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -87,21 +87,30 @@ def forward(
         _put(final, cut, of_whole, of_pieces, cut.last)
 
 
-def summarise(op: Forward, cut: Pieces, external: Tensor) -> None:
-    """The final states alone, from no initial ones, of sequences all of which are cut."""
-    op.scan(cut.ends, None, _entering(op, cut, None)[cut.last], external)
+def summarise(op: Forward, cut: Pieces, external: Tensor) -> Tensor:
+    """The final states alone, from no initial ones, of sequences all of which are cut. Returned are the summaries of
+    all segments but the last, for `foresee`."""
+    entering, summaries = _entering(op, cut, None)
+    op.scan(cut.ends, None, entering[cut.last], external)
+    return summaries
 
 
-def foresee(op: Forward, cut: Pieces) -> Ahead:
-    """What the segments of one sequence need that does not wait for its initial state."""
-    summaries = op.states(cut.leading.sequence_count)
+def foresee(op: Forward, cut: Pieces, summaries: Tensor | None) -> Ahead:
+    """What the segments of one sequence need that does not wait for its initial state.
+
+    summaries: those that `summarise` has made of the same segments, if it has.
+    """
     first: list[Tensor | None] = []
 
     def transitions() -> None:
         op.make_transitions(cut)
         first.append(op.transitions_of(cut.beginnings))
 
-    _launch(lambda: op.scan(cut.leading, None, None, summaries), cut.beginnings, transitions)
+    if summaries is None:
+        summaries = op.states(cut.leading.sequence_count)
+        _launch(lambda: op.scan(cut.leading, None, None, summaries), cut.beginnings, transitions)
+    else:
+        transitions()
     return Ahead(summaries=summaries, transitions=_joined(first[0], op.transitions(cut)))
 
 
@@ -112,15 +121,18 @@ def catch_up(op: Forward, cut: Pieces, initial: Tensor, ahead: Ahead) -> Tensor:
     return entering
 
 
-def foresee_gradient(op: Backward, cut: Pieces) -> Ahead:
+def foresee_gradient(op: Backward, cut: Pieces, summaries: Tensor | None) -> Ahead:
     """Likewise, of what does not wait for the gradient of its final state."""
-    summaries = op.states(cut.following.sequence_count)
     last: list[Tensor | None] = []
-    _launch(
-        lambda: op.summary(cut.following, None, summaries),
-        cut.ends,
-        lambda: last.append(op.transitions_of(cut.ends)),
-    )
+
+    def transitions() -> None:
+        last.append(op.transitions_of(cut.ends))
+
+    if summaries is None:
+        summaries = op.states(cut.following.sequence_count)
+        _launch(lambda: op.summary(cut.following, None, summaries), cut.ends, transitions)
+    else:
+        transitions()
     return Ahead(summaries=summaries, transitions=_joined(op.transitions(cut), last[0]))
 
 
@@ -139,7 +151,7 @@ def backward(
     gradients: of the states that leave segments, where they are known already.
     """
     if gradients is None:
-        gradients = _leaving(op, cut, leaving)
+        gradients, _ = _leaving(op, cut, leaving)
     reaching = _of_whole(leaving, cut)
     of_whole, of_pieces = (
         None if entering is None else op.states(layout.sequence_count) for layout in (cut.whole, cut.pieces)
@@ -153,13 +165,15 @@ def backward(
         _put(entering, cut, of_whole, of_pieces, cut.first)
 
 
-def summarise_gradient(op: Backward, cut: Pieces, entering: Tensor) -> None:
+def summarise_gradient(op: Backward, cut: Pieces, entering: Tensor) -> Tensor:
     """The gradients of initial states alone, when none reaches final ones, likewise."""
-    op.summary(cut.beginnings, _leaving(op, cut, None)[cut.first], entering)
+    leaving, summaries = _leaving(op, cut, None)
+    op.summary(cut.beginnings, leaving[cut.first], entering)
+    return summaries
 
 
-def _entering(op: Forward, cut: Pieces, initial: Tensor | None) -> Tensor:
-    """The states that enter the segments."""
+def _entering(op: Forward, cut: Pieces, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The states that enter the segments, and the summaries that they come from."""
     summaries, starting = _summaries(op, cut.leading, initial, cut.first_leading, cut.sequences)
     _launch(
         lambda: op.scan(cut.leading, None, starting, summaries),
@@ -168,16 +182,16 @@ def _entering(op: Forward, cut: Pieces, initial: Tensor | None) -> Tensor:
     )
     entering = op.states(cut.pieces.sequence_count)
     fold(op.kind, cut.chains, initial, summaries, op.transitions(cut), entering, backward=False)
-    return entering
+    return entering, summaries
 
 
-def _leaving(op: Backward, cut: Pieces, leaving: Tensor | None) -> Tensor:
-    """The gradients of the states that leave the segments."""
+def _leaving(op: Backward, cut: Pieces, leaving: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradients of the states that leave the segments, likewise."""
     summaries, starting = _summaries(op, cut.following, leaving, cut.last_following, cut.sequences)
     op.summary(cut.following, starting, summaries)
     gradients = op.states(cut.pieces.sequence_count)
     fold(op.kind, cut.chains, leaving, summaries, op.transitions(cut), gradients, backward=True)
-    return gradients
+    return gradients, summaries
 
 
 def _joined(one: Tensor | None, other: Tensor | None) -> Tensor | None:

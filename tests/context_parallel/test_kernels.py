@@ -54,9 +54,9 @@ def test_ranks_may_cut_their_parts_into_segments() -> None:
 
 def test_a_sequence_that_begins_on_a_rank_is_gone_through_once() -> None:
     """As it is, on rank 0 and 2; in two segments the first of them is summarised for the second, as on one device.
-    Only rank 1, inside a sequence, goes through it for a summary, and in segments looks ahead besides."""
+    Only rank 1, inside a sequence, goes through it for a summary; looking ahead, it takes that of its segments."""
     found = json.loads(interpreted(str(INTERPRETED), "scanned"))
-    assert found == {"1 segments": [64, 128, 64, 64], "2 segments": [64 + 32, 128 + 32, 64 + 32, 64 + 32]}
+    assert found == {"1 segments": [64, 128, 64, 64], "2 segments": [64 + 32, 32 + 32 + 64, 64 + 32, 64 + 32]}
 
 
 def test_summaries_are_what_a_run_arrives_at() -> None:
