@@ -57,7 +57,8 @@ def _serial_stream(device: torch.device) -> torch.cuda.Stream:
 class SerialStream:
     """A stream of a CUDA device whose programs are placed before those of the current one; elsewhere, that itself.
 
-    Tensors that it uses are allocated outside, on the current stream, which waits for it before it lets them go.
+    At the end of its context the current stream waits for it, also where something raised in between: tensors that it
+    uses are allocated outside, on the current stream, and may be let go then.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,6 +84,8 @@ class SerialStream:
         if event is not None and self._current is not None:
             self._current.wait_event(event)
 
-    def join(self) -> None:
-        """From here on the current stream has what this one was given."""
+    def __enter__(self) -> SerialStream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
         self.wait_for(self.now())

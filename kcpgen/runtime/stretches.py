@@ -98,13 +98,12 @@ def forward(
 ) -> None:
     """Fill the op's output and `final` [1, HV, K, V]. rows: `layouts` of the stretches."""
     state = _carried(op, initial, final)
-    serial = SerialStream(state.device)
-    for chunks, row in zip(stretches, rows, strict=True):
-        if chunks.start:  # the first are prepared
-            op.prepare(chunks)
-        with serial.after_all():
-            op.scan(row, op.o, state, state)
-    serial.join()
+    with SerialStream(state.device) as serial:
+        for chunks, row in zip(stretches, rows, strict=True):
+            if chunks.start:  # the first are prepared
+                op.prepare(chunks)
+            with serial.after_all():
+                op.scan(row, op.o, state, state)
 
 
 def backward(
@@ -117,20 +116,20 @@ def backward(
     """Gradients of the op's tensors. leaving: of the final state; entering: of the initial one, to be filled."""
     state = _carried(op, leaving, entering)
     op.reverse(replace(rows[0], sequence_count=0), None, None)  # no kernel: its tensors belong to the current stream
-    serial = SerialStream(state.device)
-    done = []
-    with serial.after_all():
-        for row in reversed(rows):
-            op.reverse(row, state, state)
-            done.append(serial.now())
-    op.replay()
+    with SerialStream(state.device) as serial:
+        done = []
+        with serial.after_all():
+            for row in reversed(rows):
+                op.reverse(row, state, state)
+                done.append(serial.now())
+        op.replay()
 
-    def once_reversed() -> Iterator[range]:
-        for chunks, event in zip(reversed(stretches), done, strict=True):
-            serial.wait_for(event)
-            yield chunks
+        def once_reversed() -> Iterator[range]:
+            for chunks, event in zip(reversed(stretches), done, strict=True):
+                serial.wait_for(event)
+                yield chunks
 
-    return op.finish(once_reversed())
+        return op.finish(once_reversed())
 
 
 def _carried(op: Forward | Backward, given: Tensor | None, wanted: Tensor | None) -> Tensor:
