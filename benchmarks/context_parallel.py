@@ -25,7 +25,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cp_peers
-from cp_check import check
+from cp_check import check, numbers_of
 from cp_time import cost, time_ranks
 
 from kcpgen.verify.report import machine
@@ -103,7 +103,8 @@ def _contradictions(chosen: argparse.Namespace) -> list[str]:
         "--layers is of `time` alone": chosen.layers > 1 and chosen.command != "time",
         "--peers-first needs --peers": chosen.peers_first and not chosen.peers,
         "--skip is of `check` alone": bool(chosen.skip) and chosen.command != "check",
-        f"--out is {chosen.out}, which --skip reads: its rows would be lost": chosen.out in chosen.skip,
+        f"--out is {chosen.out}, which --skip reads: its rows would be lost": chosen.out.resolve()
+        in [path.resolve() for path in chosen.skip],
     }
     return [text for text, wrong in found.items() if wrong]
 
@@ -133,6 +134,7 @@ def _write(chosen: argparse.Namespace, figures: Sequence[dict[str, Any]]) -> Non
         "transport": dist.get_backend() if dist.is_initialized() else "none",
         "dtype": chosen.dtype,
         "backend": chosen.backend,
+        **(numbers_of(chosen) if chosen.command == "check" else {}),
         "left_out": sum(_left_out(figure) for figure in figures),
     }
     lines = ",\n".join("  " + json.dumps(figure) for figure in figures)

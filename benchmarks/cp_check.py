@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from itertools import accumulate, pairwise, product
@@ -64,6 +65,9 @@ def check(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
         (name, size, [row for row in ROWS if _key(_about(chosen, name, size, row)) not in done])
         for name, size in product(chosen.ops.split(","), numbers(chosen.sizes))
     ]
+    if chosen.skip:
+        left = sum(len(rows) for *_, rows in subjects)
+        print(f"--skip: {len(subjects) * len(ROWS) - left} rows are ok already, {left} are left", file=sys.stderr)
     if not chosen.simulated:
         for subject in subjects:
             yield from _on_ranks(chosen, *subject)
@@ -73,6 +77,11 @@ def check(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     else:
         for subject in subjects:
             yield from simulated_rows(chosen, *subject, budget)
+
+
+def numbers_of(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What a row's numbers depend on beside what it says itself."""
+    return {name: getattr(chosen, name) for name in ("dtype", "backend", "scale", "heads_checked", "reference")}
 
 
 def _about(chosen: argparse.Namespace, name: str, size: int, row: Row) -> dict[str, Any]:
@@ -90,9 +99,9 @@ def passed(chosen: argparse.Namespace) -> set[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     for path in chosen.skip:
         report = json.loads(path.read_text(encoding="utf-8"))
-        for name in ("dtype", "backend"):
-            if report[name] != getattr(chosen, name):
-                raise SystemExit(f"--skip: {path} has `{name}` {report[name]}, this run {getattr(chosen, name)}")
+        for name, value in numbers_of(chosen).items():
+            if report.get(name) != value:
+                raise SystemExit(f"--skip: {path} has `{name}` {report.get(name)}, this run {value}")
         found |= {_key(figure) for figure in report["figures"] if figure.get("ok")}
     return found
 

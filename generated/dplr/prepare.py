@@ -147,7 +147,7 @@ def prepare_kernel(
         a_in_1 = a * tl.exp2(G_before)
         a_in_1_low = a_in_1.to(LOW)
         tl.store(W_1_ptr + key_tile, a_in_1_low)
-        tl.store(a_in_1_rest_ptr + key_tile, (a_in_1 - a_in_1_low.to(tl.float32)).to(LOW))
+        tl.store(a_in_1_rest_ptr + (key_tile - (at - here) * (C * KP)), (a_in_1 - a_in_1_low.to(tl.float32)).to(LOW))
 
         # A token reaches itself undecayed.
         own_0 += tl.sum(q * k, axis=1)
@@ -189,7 +189,7 @@ def prepare_kernel(
     for key_start in range(0, KP, BK):
         key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]
         a_in_1_low = tl.load(W_1_ptr + key_tile)
-        a_in_1_rest = tl.load(a_in_1_rest_ptr + key_tile)
+        a_in_1_rest = tl.load(a_in_1_rest_ptr + (key_tile - (at - here) * (C * KP)))
         tl.debug_barrier()  # before any thread writes over what another has to read
         tl.store(
             W_1_ptr + key_tile,
@@ -267,7 +267,7 @@ def prepare(
         bounded,
         prepared.q_in, prepared.w_out_0, prepared.A_0, prepared.w_out_1, prepared.A_1, None if values_in_place else
         prepared.U_0, prepared.B_1_0, prepared.W_1, prepared.T_1_1, prepared.L_1_0, prepared.decay_out,
-        v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), scratch(C, KP), layout.chunks, chunks.start,
+        v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), v.new_empty((len(chunks), HV, C, KP), dtype=scratch_dtype), layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,
         **tiles.launch,

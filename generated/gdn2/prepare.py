@@ -160,7 +160,7 @@ def prepare_kernel(
         a_in_0 = erase_0_base * tl.exp2(G)
         a_in_0_low = a_in_0.to(LOW)
         tl.store(W_0_ptr + key_tile, a_in_0_low)
-        tl.store(a_in_0_rest_ptr + key_tile, (a_in_0 - a_in_0_low.to(tl.float32)).to(LOW))
+        tl.store(a_in_0_rest_ptr + (key_tile - (at - here) * (C * KP)), (a_in_0 - a_in_0_low.to(tl.float32)).to(LOW))
 
         # A token reaches itself undecayed.
         own_0 += tl.sum(q * k, axis=1)
@@ -194,7 +194,7 @@ def prepare_kernel(
     for key_start in range(0, KP, BK):
         key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]
         a_in_0_low = tl.load(W_0_ptr + key_tile)
-        a_in_0_rest = tl.load(a_in_0_rest_ptr + key_tile)
+        a_in_0_rest = tl.load(a_in_0_rest_ptr + (key_tile - (at - here) * (C * KP)))
         tl.debug_barrier()  # before any thread writes over what another has to read
         tl.store(
             W_0_ptr + key_tile,
@@ -276,7 +276,7 @@ def prepare(
         bounded,
         prepared.q_in, prepared.w_out_0, prepared.A_0, prepared.value_0, prepared.value_0_rest, prepared.B_0_0,
         prepared.W_0, prepared.T_0_0, prepared.decay_out, prepared.sums,
-        v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), scratch(C, KP), layout.chunks, chunks.start,
+        v.new_empty((len(chunks), HV, C, BK), dtype=torch.float32), v.new_empty((len(chunks), HV, C, KP), dtype=scratch_dtype), layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,
         **tiles.launch,

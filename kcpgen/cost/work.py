@@ -126,7 +126,7 @@ class Counting:
 
     def _prepare(self) -> KernelWork:
         solved = [e for e in self.plan.form.solved if e.target.name == "W"]
-        scores = 2 * self.C * self.KP * sum(self._passes(score) for score, _, _ in rows_of_scores(self.plan))
+        scores = 2 * self.C * self.KP * self._passes * sum(1 for _ in rows_of_scores(self.plan))
         passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
         return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved))
@@ -331,12 +331,10 @@ class Counting:
     def _size(self, axis: str) -> int:
         return {"": 1, "K": self.sizes.K, "V": self.sizes.V}[axis]
 
-    def _passes(self, score: str) -> int:
+    @property
+    def _passes(self) -> int:
         """Whole-tile products that one score matrix takes: one for each level where decays per channel are strong."""
-        levels = self.C.bit_length() - 1
-        if not self.plan.decay_axis:
-            return 1
-        return levels + score.startswith("A_") if self.by_levels else 1
+        return self.C.bit_length() - 1 if self.plan.decay_axis and self.by_levels else 1
 
     @property
     def _solve(self) -> float:

@@ -75,7 +75,8 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         scratch_pointers=in_rows(f"{name}_ptr" for name in made),
         scratch_tensors=in_rows(passed(plan, name) for name in made),
         waiting_pointers=["work_ptr", *(f"{name}_ptr" for name in waiting_rests(plan))] if plan.decay_axis else [],
-        waiting_rooms=["scratch(C, KP)" for _ in waiting_rests(plan)],
+        waiting_rooms=[f"{shared['value_input']}.new_empty((len(chunks), HV, C, KP), dtype=scratch_dtype)"]
+        * len(waiting_rests(plan)),
         exchanges=int(bool(plan.decay_axis)),
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
@@ -297,7 +298,8 @@ def _key_operands(plan: KernelPlan) -> list[str]:
             f"a_in_{i}_low = a_in_{i}.to(LOW)",
             f"tl.store(W_{i}_ptr + key_tile, a_in_{i}_low)",
         ]
-        lines.append(f"tl.store(a_in_{i}_rest_ptr + key_tile, (a_in_{i} - a_in_{i}_low.to(tl.float32)).to(LOW))")
+        rest = f"(a_in_{i} - a_in_{i}_low.to(tl.float32)).to(LOW)"
+        lines.append(f"tl.store(a_in_{i}_rest_ptr + (key_tile - (at - here) * (C * KP)), {rest})")
     return lines
 
 
@@ -336,7 +338,7 @@ def _solved_keys(plan: KernelPlan) -> list[str]:
 def _waiting_erases(plan: KernelPlan) -> list[str]:
     tile = "key_tile = at * (C * KP) + rows[:, None] * KP + (key_start + lanes)[None, :]"
     loads = [f"a_in_{e}_low = tl.load(W_{e}_ptr + key_tile)" for e in plan.erasing]
-    loads += [f"{name} = tl.load({name}_ptr + key_tile)" for name in waiting_rests(plan)]
+    loads += [f"{name} = tl.load({name}_ptr + (key_tile - (at - here) * (C * KP)))" for name in waiting_rests(plan)]
     return [tile, *loads, "tl.debug_barrier()  # before any thread writes over what another has to read"]
 
 

@@ -248,12 +248,14 @@ class Forward(_Op):
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
-        if cut is None:
-            self.scan(self._run.window(alone), None, None, external)
-        else:
-            self._summaries[alone] = split_passes.summarise(self, cut, external)
-        if transition is not None:
-            join(self.o.device)
+        try:
+            if cut is None:
+                self.scan(self._run.window(alone), None, None, external)
+            else:
+                self._summaries[alone] = split_passes.summarise(self, cut, external)
+        finally:
+            if transition is not None:
+                join(self.o.device)
 
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         run = self._run

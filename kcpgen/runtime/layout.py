@@ -7,7 +7,7 @@ case.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 
@@ -25,6 +25,8 @@ class ChunkLayout:
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
     runs: int32 [R, 3], the stretches of chunks that are replayed side by side: (first chunk, number of chunks, state
     that it begins with: a checkpoint's number, or -1 - the number of a sequence).
+    stretches: by stretches of its chunks, its one sequence in them; `kcpgen.runtime.stretches` fills it. They live as
+    long as the rest, which a captured CUDA graph may read.
     """
 
     chunk: int
@@ -35,6 +37,7 @@ class ChunkLayout:
     sequences: torch.Tensor
     runs: torch.Tensor
     run_count: int
+    stretches: dict[tuple[range, ...], tuple[ChunkLayout, ...]] = field(default_factory=dict, init=False, repr=False)
 
 
 def chunk_layout(

@@ -27,8 +27,9 @@ NO_DECAY_BELOW = tl.constexpr(-120.0)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
-# Exponents of 2 that a vector may be scaled up by before it meets one scaled down as much: it may itself reach 2**27.
-REACH = tl.constexpr(100.0)
+# Exponents of 2 that a vector may be scaled by, up or down, before it meets one scaled the other way. Of fp32 that
+# leaves 2**+-46 to what is scaled: a vector forward, and backward a vector times the gradient of a score.
+REACH = tl.constexpr(80.0)
 
 
 @triton.jit

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise, starmap
 from typing import Protocol
 
@@ -49,9 +48,10 @@ def side_by_side(
     return tuple(starmap(range, pairwise([*cuts, total]))) if count > 1 else ()
 
 
-@lru_cache(maxsize=64)
 def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> tuple[ChunkLayout, ...]:
     """Of the one sequence of a layout, `tokens` long: the same chunks, a stretch of them as the sequence."""
+    if stretches in layout.stretches:
+        return layout.stretches[stretches]
     C = layout.chunk
 
     def of(chunks: range) -> ChunkLayout:
@@ -59,7 +59,8 @@ def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> t
         row = [0, begin, min(chunks.stop * C, tokens) - begin, chunks.start]
         return replace(layout, sequences=torch.tensor([row], dtype=torch.int32).to(layout.sequences.device))
 
-    return tuple(map(of, stretches))
+    made = layout.stretches[stretches] = tuple(map(of, stretches))
+    return made
 
 
 class Forward(Protocol):

@@ -51,6 +51,9 @@ def test_command(tmp_path: Path) -> None:
         assert all(error["cp"] < 1e-10 for error in figure["errors"].values())
 
 
+NUMBERS = {"dtype": "float64", "backend": "eager", "scale": 100, "heads_checked": 0, "reference": "eager"}
+
+
 def test_rows_that_were_ok_are_not_run_again(tmp_path: Path) -> None:
     """Those of other memory or real ranks were not these, and what failed or found no time is wanted."""
     about = {"op": "gla", "K": 8, "memory": "ordinary"}
@@ -66,22 +69,25 @@ def test_rows_that_were_ok_are_not_run_again(tmp_path: Path) -> None:
         (skipped, rows[:4] + rows[5:]),
         (more, [{**rows[4], "left_out": "no time left", "ok": False}]),
     ):
-        path.write_text(json.dumps({"dtype": "float64", "backend": "eager", "figures": figures}), encoding="utf-8")
+        path.write_text(json.dumps({**NUMBERS, "figures": figures}), encoding="utf-8")
     arguments = ["check", "--simulated", "--ops", "gla", "--sizes", "8", "--scale", "100", "--device", "cpu"]
     ran = command(*arguments, "--skip", str(skipped), str(more), "--out", str(out))
     assert ran.returncode == 0, ran.stderr
-    figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
-    assert [tuple(figure["lengths"]) for figure in figures] == wanted
+    report = json.loads(out.read_text(encoding="utf-8"))
+    assert [tuple(figure["lengths"]) for figure in report["figures"]] == wanted
+    assert NUMBERS.items() <= report.items()  # for a --skip of this file
+    assert f"{len(ROWS) - len(wanted)} rows are ok already, {len(wanted)} are left" in ran.stderr
 
 
-def test_what_was_ok_in_other_numbers_is_no_reason_to_skip(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "value"), [("dtype", "bfloat16"), ("scale", 200), ("heads_checked", 1)])
+def test_what_was_ok_in_other_numbers_is_no_reason_to_skip(name: str, value: object, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.json"
-    earlier.write_text(json.dumps({"dtype": "bfloat16", "backend": "triton", "figures": []}), encoding="utf-8")
-    arguments = ("check", "--simulated", "--device", "cpu", "--skip", str(earlier))
+    earlier.write_text(json.dumps({**NUMBERS, name: value, "figures": []}), encoding="utf-8")
+    arguments = ("check", "--simulated", "--scale", "100", "--device", "cpu", "--skip", str(earlier))
     ran = command(*arguments, "--out", str(tmp_path / "out.json"))
     assert ran.returncode == 1
-    assert "has `dtype` bfloat16, this run float64" in ran.stderr
-    ran = command(*arguments, "--out", str(earlier))
+    assert f"has `{name}` {value}, this run {NUMBERS[name]}" in ran.stderr
+    ran = command(*arguments, "--out", str(tmp_path / "elsewhere" / ".." / "earlier.json"))
     assert ran.returncode == 2
     assert "its rows would be lost" in ran.stderr
 

@@ -115,8 +115,8 @@ def gates(kind: str, C: int) -> Tensor:
     g = -torch.rand(C, WIDTH) * 2
     if kind == "zero":
         return torch.zeros_like(g)
-    if kind in ("fast", "faster"):  # just within 100 log2, in the last half of one channel, and just not
-        g[C // 2 :, 3] = -(99 if kind == "fast" else 101) * math.log(2) / (C // 2)
+    if kind in ("fast", "faster"):  # just within 80 log2, in the last half of one channel, and just not
+        g[C // 2 :, 3] = -(79 if kind == "fast" else 81) * math.log(2) / (C // 2)
     if kind == "reset":
         g[C // 3] = -math.inf
         g[C // 2 :] = 0
