@@ -20,12 +20,12 @@ COLUMNS = {"K": ("keys", "K"), "V": ("columns", "V")}
 # Variables of the kernels themselves: a spec may use these names too, its variables are then called <name>_in.
 KERNEL_NAMES = frozenset((
     "at", "head", "group", "batch", "first", "count", "rows", "keys", "live", "inside", "start", "columns", "owned",
-    "boundary", "lanes", "level", "diagonal", "since", "share", "own", "earlier", "anchor", "edge", "work", "sums",
+    "boundary", "lanes", "level", "diagonal", "since", "share", "own", "earlier", "here", "edge", "work", "sums",
     "H", "HV", "C", "KP", "VP", "BK", "BV", "LOW", "LEVELS", "PRECISION", "G", "E", "S", "O", "M", "dO", "dS", "dG",
     "tl", "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do",
     "states", "scratch", "scale", "precision", "block", "corner", "tile", "collected", "arriving", "decay_before",
     "decay_parts", "part", "parts", "key_block", "key_start", "key_tile", "state_tile", "value_tile", "ROWS",
-    "BLOCKS", "Gs", "dG_block", "t", "s",
+    "BLOCKS", "Gs", "dG_block", "t", "s", "together", "mismatch", "borders", "unseen", "chunks", "stretches",
 ))  # fmt: skip
 
 

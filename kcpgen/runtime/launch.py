@@ -125,7 +125,7 @@ def choose_tiles(
 @dataclass(kw_only=True)
 class StatesAround:
     """The states that enter the chunks and the gradients of those that leave, [NT, HV, VP, KP] each: most of what a
-    backward holds. Who has read them lets them go, so that gradients of inputs may take their place."""
+    backward holds. Who has read them lets them go, while gradients are still added up."""
 
     entering: torch.Tensor | None
     leaving: torch.Tensor | None
@@ -235,7 +235,7 @@ def sum_over_chunks(shares: torch.Tensor | None, param: torch.Tensor | None) -> 
 
 
 def within_block_range(promise: float | None) -> bool:
-    """Whether log decays promised to be >= `promise` per token let 16 tokens share one anchor.
+    """Whether log decays promised to be >= `promise` per token let all pairs of a chunk of 32 meet at its middle.
 
     exp(16 * 5) leaves fp32 a factor of 6000 for the vectors that it scales.
     """

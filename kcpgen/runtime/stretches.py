@@ -23,7 +23,7 @@ from kcpgen.runtime.streams import SerialStream
 
 AHEAD = 4  # stretches of a forward: how far `prepare` is ahead of the scan is a part of its time that nothing hides
 BEHIND = 2  # of a backward, whose launches are many
-WAVES = 7  # programs of a chunk-parallel kernel a multiprocessor: fewer in a stretch cost more than what is hidden
+WAVES = 7  # programs of a chunk-parallel kernel a multiprocessor and stretch: fewer cost more than what is hidden
 STEP = 16  # chunks: cuts are multiples of it, so that kernels are compiled once for all stretches
 
 

@@ -159,7 +159,7 @@ def test_shares_of_parameters_add_up_over_chunks() -> None:
 
 
 @pytest.mark.parametrize(("promise", "expected"), [(None, False), (0.0, True), (-5.0, True), (-5.01, False)])
-def test_a_promise_decides_whether_tokens_share_an_anchor(promise: float | None, expected: bool) -> None:
+def test_a_promise_decides_whether_all_pairs_meet_at_one_border(promise: float | None, expected: bool) -> None:
     assert within_block_range(promise) is expected
 
 
