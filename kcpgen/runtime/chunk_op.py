@@ -386,7 +386,8 @@ class Backward(_Op):
             do=self._do,
             states=states,
             corrected_gradients=corrected_gradients,
-            stretches=order or stretches.halves(run.layout.chunk_count),
+            stretches=order
+            or stretches.halves(run.layout.chunk_count, run.heads, multiprocessors(run.layout.sequences.device)),
         )
         return found
 

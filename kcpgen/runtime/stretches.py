@@ -27,9 +27,14 @@ WAVES = 7  # programs of a chunk-parallel kernel a multiprocessor and stretch: f
 STEP = 16  # chunks: cuts are multiples of it, so that kernels are compiled once for all stretches
 
 
-def halves(chunks: int) -> tuple[range, ...]:
-    """All chunks, in two stretches where that many are worth two launches: what one of them needs meanwhile is half."""
-    cut = chunks // (2 * STEP) * STEP
+def worth_launches(chunks: int, heads: int, multiprocessors: int) -> bool:
+    """Whether chunk-parallel kernels are so long that launching them more often goes unnoticed."""
+    return chunks * heads >= AHEAD * WAVES * multiprocessors
+
+
+def halves(chunks: int, heads: int, multiprocessors: int) -> tuple[range, ...]:
+    """All chunks, in two stretches where that is worth it: what one of them needs meanwhile is half."""
+    cut = chunks // (2 * STEP) * STEP if worth_launches(chunks, heads, multiprocessors) else 0
     return (range(cut), range(cut, chunks)) if cut else (range(chunks),)
 
 
@@ -38,12 +43,12 @@ def side_by_side(
 ) -> tuple[range, ...]:
     """Stretches of a sequence whose serial kernels leave multiprocessors idle; () where they do not, or of several.
 
-    chunks: of each sequence. programs: of a serial kernel for one of them.
+    chunks: of each sequence. programs: of a serial kernel for one of them. most: how many stretches.
     """
-    if len(chunks) != 1 or programs >= multiprocessors:
+    if len(chunks) != 1 or programs >= multiprocessors or not worth_launches(chunks[0], heads, multiprocessors):
         return ()
     (total,) = chunks
-    count = min(most, total // STEP, total * heads // (WAVES * multiprocessors))
+    count = min(most, total // STEP)
     cuts = [total * part // (count * STEP) * STEP for part in range(count)]
     return tuple(starmap(range, pairwise([*cuts, total]))) if count > 1 else ()
 
