@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,9 @@ def build_cp_context(
 
 
 _transports: dict[dist.ProcessGroup, GroupTransport] = {}
+# A group's threads may still hold tensors of the last exchange, and need the interpreter to let them go: what ends with
+# it and not before, as the values of a module do, would have them abort a process that has done its work.
+atexit.register(_transports.clear)
 
 
 def _transport(group: dist.ProcessGroup | Transport | None) -> Transport:
