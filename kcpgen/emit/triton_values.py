@@ -117,21 +117,20 @@ def store_blocks(plan: KernelPlan) -> Iterator[str]:
 def store_values(plan: KernelPlan) -> list[str]:
     """Pure writes, and raw values that are not read in place; no lines if there are none."""
     inputs = plan.inputs_on("V")
-    made = [*(f"tl.store(U_{p}_ptr + value_tile, {rounded(_code(plan, plan.values[p]))})" for p in plan.pure_writes)]
-    kept = [line for e in own_values(plan) for line in _store_raw(plan, e)]
-    if not made and not kept:
+    pure = [f"tl.store(U_{p}_ptr + value_tile, {rounded(_code(plan, plan.values[p]))})" for p in plan.pure_writes]
+    raw = [line for e in own_values(plan) for line in _store_raw(plan, e)]
+    if not pure and not raw:
         return []
     if in_place(plan) != "False":
-        made, kept = ([], made) if not kept else (made, kept)
-        kept = [f"if {scan_only(plan)[0]}_ptr is not None:  # else the scan reads them in place"] + [
-            f"    {line}" for line in kept
-        ]
+        scratch_only = f"if {scan_only(plan)[0]}_ptr is not None:  # else the scan reads them in place"
+        guarded = [scratch_only, *(f"    {line}" for line in raw or pure)]
+        pure, raw = (pure, guarded) if raw else (guarded, [])
     return [
         *load_inputs(plan, inputs),
         *load_params(plan, [p for p in plan.spec.params if p.axis == "V"]),
         *apply_rewrites(plan, [i.name for i in inputs], backward=False),
-        *made,
-        *kept,
+        *pure,
+        *raw,
     ]
 
 
