@@ -21,7 +21,7 @@ from kcpgen.emit.triton_score_gradients import score_operands
 from kcpgen.emit.triton_scratch import field_of, in_place, let_go, row_decays, scratch
 from kcpgen.plan import KernelPlan
 from kcpgen.runtime.layout import CHECKPOINT
-from kcpgen.runtime.split import ALONE, added_steps, segment_counts
+from kcpgen.runtime.split import added_steps, segment_counts
 from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
@@ -271,7 +271,7 @@ class Counting:
     def segments(self) -> int:
         """Into how many segments each sequence is cut."""
         chunks = [self._chunks] * self.sizes.B
-        return segment_counts(chunks, neighbours=ALONE, **self._device)[0]
+        return segment_counts(chunks, summarised=False, **self._device)[0]
 
     @property
     def _added(self) -> tuple[float, float]:

@@ -9,6 +9,7 @@ heads of long sequences would leave most of a device idle.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kcpgen.runtime import split, split_passes, stretches
+from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel.arguments import told_to_others
@@ -30,7 +32,6 @@ from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, readable, 
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
-from kcpgen.runtime.split import ALONE, Neighbours
 from kcpgen.runtime.streams import beside, join
 from kcpgen.runtime.tuned import tiles_for
 from kcpgen.runtime.tuned_table import Form
@@ -96,12 +97,9 @@ class Run:
         """Of a serial kernel, for one sequence."""
         return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
 
-    def stretches(self, most: int, *, waits: bool) -> tuple[range, ...]:
-        """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not.
-
-        waits: whether serial kernels do, for another rank; then there is time enough.
-        """
-        if waits or self.pieces(self.sequences) is not None:
+    def stretches(self, most: int) -> tuple[range, ...]:
+        """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
+        if self.pieces(self.sequences) is not None:
             return ()
         chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
         return stretches.side_by_side(
@@ -119,7 +117,7 @@ class Run:
             self.programs,
             self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
-            ALONE if self.cp is None else Neighbours(before=self.cp.shard.receives, after=self.cp.shard.sends),
+            self.cp is not None and self.cp.shard.interior,
             sequences,
         )
 
@@ -133,7 +131,7 @@ def _pieces(
     programs: int,
     transition_programs: int,
     processors: int,
-    neighbours: Neighbours,
+    summarised: bool,
     sequences: range,
 ) -> Pieces | None:
     """All sequences of a layout decide on the segments of each, whichever are asked for."""
@@ -146,7 +144,7 @@ def _pieces(
             programs=programs,
             transition_programs=transition_programs,
             multiprocessors=processors,
-            neighbours=neighbours,
+            summarised=summarised,
         )
     some = counts[sequences.start : sequences.stop]
     return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
@@ -195,7 +193,7 @@ class _Op:
 class Forward(_Op):
     def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
-        self._stretches = run.stretches(stretches.AHEAD, waits=run.cp is not None and run.cp.shard.receives)
+        self._stretches = run.stretches(stretches.AHEAD)
         value = tensors[run.kernels.value]
         assert value is not None
         self._tensors = tensors
@@ -206,11 +204,10 @@ class Forward(_Op):
             "scratch_dtype": scratch_dtype(value.dtype),
             "differentiable": run.differentiable,
         }
-        first = self._stretches[0] if self._stretches else range(run.layout.chunk_count)
+        first, *self._unprepared = self._stretches or (range(run.layout.chunk_count),)
         super().__init__(run, self._prepare(first), {})
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
-        self._ahead: dict[range, split_passes.Ahead] = {}
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
 
     def _prepare(self, chunks: range, prepared: Any = None) -> Any:
@@ -220,31 +217,29 @@ class Forward(_Op):
         )
 
     def prepare(self, chunks: range) -> None:
-        self._prepare(chunks, self.prepared)
+        if chunks in self._unprepared:
+            self._unprepared.remove(chunks)
+            self._prepare(chunks, self.prepared)
 
-    def foresee(self, sequences: range) -> None:
-        cut = self._run.pieces(sequences)
-        if cut is not None:
-            self._ahead[sequences] = split_passes.foresee(self, cut, self._summaries.pop(sequences, None))
-
-    def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        cut = self._run.pieces(sequences)
-        if cut is None:
-            if self._stretches:  # of the only sequence there is
-                rows = stretches.layouts(self._run.layout, self._run.starts[-1], self._stretches)
-                stretches.forward(self, self._stretches, rows, initial, final)
-            else:
-                self.scan(self._run.window(sequences), self.o, initial, final)
-            return
-        entering = None
-        if sequences in self._ahead:
-            assert initial is not None
-            entering = split_passes.catch_up(self, cut, initial, self._ahead.pop(sequences))
-        split_passes.forward(self, cut, initial, final, entering)
+    def run(self, sequences: range, initial: Tensor | Awaited | None, final: Tensor | None) -> None:
+        run, cut = self._run, self._run.pieces(sequences)
+        if self._stretches:  # of the only sequence there is
+            rows = stretches.layouts(run.layout, run.starts[-1], self._stretches)
+            stretches.forward(self, self._stretches, rows, initial, final)
+        elif cut is None:
+            self.scan(run.window(sequences), self.o, arrived(initial), final)
+        elif isinstance(initial, Awaited):
+            ahead = split_passes.foresee(self, cut, self._summaries.pop(sequences, None))
+            entering = split_passes.catch_up(self, cut, initial.get(), ahead)
+            split_passes.forward(self, cut, initial.get(), final, entering)
+        else:
+            split_passes.forward(self, cut, initial, final)
 
     def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
         cut = self._run.pieces(alone)
+        for chunks in tuple(self._unprepared):
+            self.prepare(chunks)
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
@@ -270,12 +265,13 @@ class Forward(_Op):
         )
 
     def make_transitions(self, cut: Pieces) -> None:
+        if self.kind != "identity" and not self.inner.keys() >= {n for n, count in cut.inner_counts.items() if count}:
+            self.keep_transitions(cut, self.transitions_of(cut.inner))
+
+    def keep_transitions(self, cut: Pieces, inner: Tensor | None) -> None:
         counts = {n: count for n, count in cut.inner_counts.items() if count}
-        if self.kind == "identity" or counts.keys() <= self.inner.keys():
-            return
-        out = self.transitions_of(cut.inner)
-        assert out is not None
-        self.inner.update(zip(counts, torch.split(out, list(counts.values())), strict=True))
+        if inner is not None:
+            self.inner.update(zip(counts, torch.split(inner, list(counts.values())), strict=True))
 
     def _transition(self, sequence: int, out: Tensor) -> None:
         """A long sequence is cut into segments, whose transitions are made side by side and then multiplied."""
@@ -313,30 +309,49 @@ class Backward(_Op):
         self._initial = initial
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
-        self._ahead: dict[range, split_passes.Ahead] = {}
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
-
-    def foresee(self, sequences: range) -> None:
-        cut = self._run.pieces(sequences)
-        if cut is not None:
-            self._ahead[sequences] = split_passes.foresee_gradient(self, cut, self._summaries.pop(sequences, None))
-
-    def replay(self) -> None:
-        run = self._run
-        self._replayed = run.kernels.scan_states(
-            self.prepared, run.layout, run.tiles.states, initial_state=self._initial, checkpoints=self._checkpoints
+        found = run.stretches(stretches.BEHIND)
+        self._behind = (
+            stretches.Behind(self, found, stretches.layouts(run.layout, run.starts[-1], found)) if found else None
         )
 
-    def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
-        cut = self._run.pieces(sequences)
-        if cut is None:
-            self.reverse(self._run.window(sequences), leaving, entering)
-            return
-        known = None
-        if sequences in self._ahead:
-            assert leaving is not None
-            known = split_passes.catch_up_gradient(self, cut, leaving, self._ahead.pop(sequences))
-        split_passes.backward(self, cut, leaving, entering, known)
+    def __enter__(self) -> Backward:
+        if self._behind is not None:
+            self._behind.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._behind is not None:
+            self._behind.__exit__(*raised)
+
+    def serially(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._behind is None else self._behind.serially()
+
+    def replay(self) -> None:
+        """The states that entered the chunks, which waits for nothing."""
+        run = self._run
+        if self._replayed is None:
+            self._replayed = run.kernels.scan_states(
+                self.prepared, run.layout, run.tiles.states, initial_state=self._initial, checkpoints=self._checkpoints
+            )
+
+    def run(self, sequences: range, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
+        run, cut = self._run, self._run.pieces(sequences)
+        if self._behind is not None:  # of the only sequence there is
+            self._behind.reverse(leaving, entering)
+        elif not isinstance(leaving, Awaited):
+            if cut is None:
+                self.reverse(run.window(sequences), leaving, entering)
+            else:
+                split_passes.backward(self, cut, leaving, entering)
+        elif cut is None:
+            self.replay()
+            self.reverse(run.window(sequences), leaving.get(), entering)
+        else:
+            ahead = split_passes.foresee_gradient(self, cut, self._summaries.pop(sequences, None))
+            self.replay()
+            known = split_passes.catch_up_gradient(self, cut, leaving.get(), ahead)
+            split_passes.backward(self, cut, leaving.get(), entering, known)
 
     def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
         run = self._run
@@ -369,9 +384,9 @@ class Backward(_Op):
             final_state_gradient=leaving,
         )
 
-    def finish(self, order: Iterable[range] = ()) -> tuple[Tensor | None, ...]:
-        """order: of the stretches of chunks, where it is not theirs."""
+    def finish(self) -> tuple[Tensor | None, ...]:
         run = self._run
+        self.replay()
         assert self._replayed is not None
         assert self._reversed is not None
         states = StatesAround(entering=self._replayed, leaving=self._reversed[0])
@@ -386,10 +401,16 @@ class Backward(_Op):
             do=self._do,
             states=states,
             corrected_gradients=corrected_gradients,
-            stretches=order
-            or stretches.halves(run.layout.chunk_count, run.heads, multiprocessors(run.layout.sequences.device)),
+            stretches=self._parts(),
         )
         return found
+
+    def _parts(self) -> Iterable[range]:
+        """The chunks, in what portions `gradients` takes them."""
+        if self._behind is not None:
+            return self._behind.once_reversed()
+        run = self._run
+        return stretches.halves(run.layout.chunk_count, run.heads, multiprocessors(run.layout.sequences.device))
 
 
 def _without_inputs(prepared: Any, tensors: Sequence[Tensor | None]) -> tuple[Any, dict[str, int]]:
@@ -444,19 +465,13 @@ class _Chunked(torch.autograd.Function):
         do = value.new_zeros(sizes) if do is None else unit_stride(do)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)
-        kept = passes.Kept(entering=received, transitions=transitions)
-        if run.cp is None:
-            op = Backward(run, prepared, tensors, do, initial, ctx.checkpoints, ctx.inner)
-            behind = run.stretches(stretches.BEHIND, waits=False)
-            if behind:
-                rows = stretches.layouts(run.layout, run.starts[-1], behind)
-                return (None, None, entering, *stretches.backward(op, behind, rows, leaving, entering))
-            op.replay()
-            op.run(run.sequences, leaving, entering)
-            return (None, None, entering, *op.finish())
-        local = entering_states(run.cp.shard, initial, received)
-        op = Backward(run, prepared, tensors, do, local, ctx.checkpoints, ctx.inner)
-        found = passes.backward(op, run.cp, kept, leaving, entering)
+        local = initial if run.cp is None else entering_states(run.cp.shard, initial, received)
+        with Backward(run, prepared, tensors, do, local, ctx.checkpoints, ctx.inner) as op:
+            if run.cp is None:
+                op.run(run.sequences, leaving, entering)
+                return (None, None, entering, *op.finish())
+            kept = passes.Kept(entering=received, transitions=transitions)
+            found = passes.backward(op, run.cp, kept, leaving, entering)
         return (None, None, callers_rows(run.cp.shard, entering), *found)
 
 

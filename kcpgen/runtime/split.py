@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 SHORTEST = 32  # chunks of a segment: below, launches and summaries take as long as what they save
 GAIN = 1.25  # how much faster a training step's serial kernels must be: the model is good to about that much
@@ -46,30 +45,20 @@ def equal_segments(chunks: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(max(1, min(count, n)) for n in chunks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Neighbours:
-    """What ranks of context parallelism change for one of them: before, one that it receives a state from; after, one
-    that it sends one to. What reaches its segments from them is worked out while it waits anyway; and the summaries
-    that it owes them, inside a sequence, are made whether it cuts its part or not."""
-
-    before: bool = False
-    after: bool = False
-
-
-ALONE = Neighbours()
-
-
 def segment_counts(
     chunks: Sequence[int],
     *,
     programs: int,
     transition_programs: int,
     multiprocessors: int,
-    neighbours: Neighbours = ALONE,
+    summarised: bool = False,
 ) -> tuple[int, ...]:
     """Number of segments of each sequence, from its number of chunks; all 1 where cutting does not pay.
 
     programs: of a serial kernel for one sequence. transition_programs: likewise of the kernel of M, 0 without one.
+    summarised: whether the one sequence comes from another rank of context parallelism and goes on on a third: its
+    summaries are made whether it is cut or not. Nothing else about ranks matters: in calls that follow each other a
+    rank that is behind waits for nobody, and works as one device does.
     Tried are as many segments of the longest as fill the device with one program a multiprocessor, half as many, ...
     """
     found = (1,) * len(chunks)
@@ -77,11 +66,11 @@ def segment_counts(
     count = min(longest // SHORTEST, multiprocessors * longest // (programs * max(total, 1)))
     if count < 2:
         return found
-    best = training_steps(chunks, found, programs, transition_programs, multiprocessors, neighbours) / GAIN
+    best = training_steps(chunks, found, programs, transition_programs, multiprocessors, summarised) / GAIN
     while count >= 2:
         length = -(-longest // count)
         counts = tuple(max(1, min(-(-n // length), n // SHORTEST)) for n in chunks)
-        steps = training_steps(chunks, counts, programs, transition_programs, multiprocessors, neighbours)
+        steps = training_steps(chunks, counts, programs, transition_programs, multiprocessors, summarised)
         if steps < best:
             found, best = counts, steps
         count //= 2
@@ -94,20 +83,17 @@ def training_steps(
     programs: int,
     transition_programs: int,
     multiprocessors: int,
-    neighbours: Neighbours = ALONE,
+    summarised: bool = False,
 ) -> float:
     """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds.
 
-    And the summaries for other ranks where one sequence comes in and goes on, forward and backward: of it as it is, or,
-    where segments are summarised, of one more of them. Elsewhere they are results of the run and of its backward.
+    And the summaries for other ranks: of the sequence as it is, or, where segments are summarised, of one more of them.
     """
     longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
     whole = _pass(programs * sum(chunks), longest, multiprocessors)
-    forward, backward = added_steps(chunks, counts, programs, transition_programs, multiprocessors)
-    owed = 2 if neighbours.before and neighbours.after and len(chunks) == 1 else 0
-    if max(counts) > 1:  # a rank that waits has worked out what its segments add
-        forward, backward = (0.0 if neighbours.before else forward), (0.0 if neighbours.after else backward)
-    return 3.0 * whole + forward + backward + owed * (whole if max(counts) == 1 else longest)
+    added = sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors))
+    owed = 2 * (whole if max(counts) == 1 else longest) if summarised else 0.0
+    return 3.0 * whole + added + owed
 
 
 def added_steps(

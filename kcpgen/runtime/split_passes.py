@@ -47,6 +47,9 @@ class Forward(Op, Protocol):
     def make_transitions(self, cut: Pieces) -> None:
         """M of every inner segment, for `transitions`; nothing where that is the identity or known already."""
 
+    def keep_transitions(self, cut: Pieces, inner: Tensor | None) -> None:
+        """Likewise of what was made elsewhere."""
+
     def transitions(self, cut: Pieces) -> Tensor | None:
         """M of inner segments [.., HV, ...]; None where it is the identity."""
 
@@ -100,18 +103,18 @@ def foresee(op: Forward, cut: Pieces, summaries: Tensor | None) -> Ahead:
 
     summaries: those that `summarise` has made of the same segments, if it has.
     """
-    first: list[Tensor | None] = []
-
-    def transitions() -> None:
-        op.make_transitions(cut)
-        first.append(op.transitions_of(cut.beginnings))
-
+    made: list[Tensor | None] = []
     if summaries is None:
         summaries = op.states(cut.leading.sequence_count)
-        _launch(lambda: op.scan(cut.leading, None, None, summaries), cut.beginnings, transitions)
-    else:
-        transitions()
-    return Ahead(summaries=summaries, transitions=_joined(first[0], op.transitions(cut)))
+        _launch(
+            lambda: op.scan(cut.leading, None, None, summaries),
+            cut.leading,
+            lambda: made.append(op.transitions_of(cut.leading)),
+        )
+        op.keep_transitions(cut, None if made[0] is None else made[0][1:])
+        return Ahead(summaries=summaries, transitions=made[0])
+    first = op.transitions_of(cut.beginnings)
+    return Ahead(summaries=summaries, transitions=_joined(first, op.transitions(cut)))
 
 
 def catch_up(op: Forward, cut: Pieces, initial: Tensor, ahead: Ahead) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
 import torch
@@ -57,8 +57,9 @@ def _serial_stream(device: torch.device) -> torch.cuda.Stream:
 class SerialStream:
     """A stream of a CUDA device whose programs are placed before those of the current one; elsewhere, that itself.
 
-    At the end of its context the current stream waits for it, also where something raised in between: tensors that it
-    uses are allocated outside, on the current stream, and may be let go then.
+    It begins after all that the current stream was given before. At the end of its context the current stream waits for
+    it, also where something raised in between. Tensors of the current stream that it uses are allocated before it
+    begins or before an `after_all`, and let go after the end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -66,13 +67,17 @@ class SerialStream:
         self._current = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     @contextmanager
-    def after_all(self) -> Iterator[None]:
-        """The body's kernels run once all is done that the current stream has been given so far."""
-        if self._stream is None or self._current is None:
+    def work(self) -> Iterator[None]:
+        """The body's kernels run on this stream."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             yield
-            return
-        self._stream.wait_stream(self._current)
-        with torch.cuda.stream(self._stream):
+
+    @contextmanager
+    def after_all(self) -> Iterator[None]:
+        """Likewise, once all is done that the other has been given so far."""
+        if self._stream is not None and self._current is not None:
+            self._stream.wait_stream(self._current)
+        with self.work():
             yield
 
     def now(self) -> torch.cuda.Event | None:
@@ -80,11 +85,13 @@ class SerialStream:
         return None if self._stream is None else self._stream.record_event()
 
     def wait_for(self, event: torch.cuda.Event | None) -> None:
-        """What the current stream is given from here on runs after the event."""
+        """What the other stream is given from here on runs after the event."""
         if event is not None and self._current is not None:
             self._current.wait_event(event)
 
     def __enter__(self) -> SerialStream:
+        if self._stream is not None and self._current is not None:
+            self._stream.wait_stream(self._current)
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -5,12 +5,16 @@ through one stretch, `prepare` makes the operands of the next; while the reverse
 becomes gradients of inputs. Serial kernels have a stream of their own, with priority: they are few programs of many
 steps, and whatever keeps one waiting keeps all that follows.
 
+On a rank of context parallelism serial kernels are what waits for a state of another rank, or sends one; what is
+chunk-parallel does not.
+
 Of a stretch nothing is computed otherwise than of the whole: a state goes from one to the next as it is, in fp32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise, starmap
 from typing import Protocol
@@ -18,6 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.streams import SerialStream
 
@@ -75,7 +80,7 @@ class Forward(Protocol):
         """Uninitialised [count, HV, K, V] fp32."""
 
     def prepare(self, chunks: range) -> None:
-        """The operands of these chunks."""
+        """The operands of these chunks, unless they are there."""
 
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         """Outputs and final states. `initial` and `final` may be one tensor."""
@@ -85,63 +90,76 @@ class Backward(Protocol):
     def states(self, count: int) -> Tensor:
         """As above."""
 
-    def replay(self) -> None:
-        """The states that entered the chunks, which waits for nothing."""
-
     def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
         """Everything that goes from token to token; `leaving` and `entering` may be one tensor."""
-
-    def finish(self, stretches: Iterator[range]) -> tuple[Tensor | None, ...]:
-        """Gradients of the op's tensors; a stretch may be worked on once the iterator has given it."""
 
 
 def forward(
     op: Forward,
     stretches: Sequence[range],
     rows: Sequence[ChunkLayout],
-    initial: Tensor | None,
+    initial: Tensor | Awaited | None,
     final: Tensor | None,
 ) -> None:
     """Fill the op's output and `final` [1, HV, K, V]. rows: `layouts` of the stretches."""
-    state = _carried(op, initial, final)
+    state = op.states(1) if final is None else final
     with SerialStream(state.device) as serial:
         for chunks, row in zip(stretches, rows, strict=True):
-            if chunks.start:  # the first are prepared
-                op.prepare(chunks)
+            op.prepare(chunks)
             with serial.after_all():
+                if not chunks.start:
+                    _begin(state, initial)
                 op.scan(row, op.o, state, state)
 
 
-def backward(
-    op: Backward,
-    stretches: Sequence[range],
-    rows: Sequence[ChunkLayout],
-    leaving: Tensor | None,
-    entering: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Gradients of the op's tensors. leaving: of the final state; entering: of the initial one, to be filled."""
-    state = _carried(op, leaving, entering)
-    op.reverse(replace(rows[0], sequence_count=0), None, None)  # no kernel: its tensors belong to the current stream
-    with SerialStream(state.device) as serial:
-        done = []
-        with serial.after_all():
-            for row in reversed(rows):
-                op.reverse(row, state, state)
-                done.append(serial.now())
-        op.replay()
+class Behind:
+    """A backward whose reverse scan, and what depends on it alone, has a stream; gradients of inputs follow it.
 
-        def once_reversed() -> Iterator[range]:
-            for chunks, event in zip(reversed(stretches), done, strict=True):
-                serial.wait_for(event)
-                yield chunks
+    A context, at the end of which the current stream has it all.
+    """
 
-        return op.finish(once_reversed())
+    def __init__(self, op: Backward, stretches: Sequence[range], rows: Sequence[ChunkLayout]) -> None:
+        self._op = op
+        self._stretches = stretches
+        self._rows = rows
+        self._serial = SerialStream(rows[0].sequences.device)
+        self._done: list[torch.cuda.Event | None] = []
+
+    def __enter__(self) -> Behind:
+        self._op.reverse(replace(self._rows[0], sequence_count=0), None, None)  # no kernel: for allocating its results
+        self._serial.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._serial.__exit__(*raised)
+
+    def serially(self) -> AbstractContextManager[None]:
+        """What runs in here waits for nothing that the current stream was given since this context was entered."""
+        return self._serial.work()
+
+    def reverse(self, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
+        """leaving: gradient of the final state [1, HV, K, V]; entering: that of the initial one, to be filled."""
+        with self.serially():
+            state = self._op.states(1) if entering is None else entering
+            _begin(state, leaving)
+            for row in reversed(self._rows):
+                self._op.reverse(row, state, state)
+                self._done.append(self._serial.now())
+
+    def once_reversed(self) -> Iterator[range]:
+        """The stretches, each as soon as what the current stream is given next will find it done."""
+        for chunks, event in zip(reversed(self._stretches), self._done, strict=True):
+            self._serial.wait_for(event)
+            yield chunks
 
 
-def _carried(op: Forward | Backward, given: Tensor | None, wanted: Tensor | None) -> Tensor:
+def _begin(state: Tensor, given: Tensor | Awaited | None) -> None:
     """What goes from stretch to stretch, as it is before the first; after the last it is what was wanted.
 
     The same memory all the way, given or not, wanted or not: serial kernels are compiled once.
     """
-    state = op.states(1) if wanted is None else wanted
-    return state.zero_() if given is None else state.copy_(given)
+    found = arrived(given)
+    if found is None:
+        state.zero_()
+    else:
+        state.copy_(found)

@@ -18,7 +18,8 @@ from kcpgen.runtime.context_parallel.errors import ContextParallelError, RankTim
 from kcpgen.runtime.context_parallel.transport import Signature
 
 T = TypeVar("T")
-Payloads = dict[int, dict[int, Tensor]]  # call -> rank -> what it sent
+Sent = tuple[Tensor, "torch.cuda.Event | None"]  # with what says that it is there, where that takes a while
+Payloads = dict[int, dict[int, Sent]]  # call -> rank -> what it sent
 
 
 class SimulatedTransport:
@@ -54,7 +55,8 @@ class SimulatedTransport:
 
     def all_gather(self, payload: Tensor, timeout: float) -> SimulatedGather:
         self.sent_bytes += payload.numel() * payload.element_size()
-        self._payloads.setdefault(self._call, {})[self.rank] = payload
+        there = torch.cuda.current_stream().record_event() if payload.is_cuda else None
+        self._payloads.setdefault(self._call, {})[self.rank] = (payload, there)
         return SimulatedGather(self, self._call)
 
     def collect(self, call: int) -> Tensor:
@@ -64,7 +66,10 @@ class SimulatedTransport:
         if missing:
             text = f"rank {self.rank} waits in exchange {call}; not there: {missing}"
             raise RankTimeoutError(f"context parallelism: {text}")
-        return torch.stack([sent[rank] for rank in range(self.size)])
+        for _, there in sent.values():
+            if there is not None:
+                torch.cuda.current_stream().wait_event(there)
+        return torch.stack([sent[rank][0] for rank in range(self.size)])
 
 
 class SimulatedGather:

@@ -11,7 +11,7 @@ import torch
 from cp_rows import OPS, op, row
 from torch import Tensor
 
-from kcpgen.runtime import chunk_op, split_passes
+from kcpgen.runtime import chunk_op, split_passes, stretches
 from kcpgen.simulate.call import Spread, long_memory, on_ranks
 from kcpgen.simulate.compare import simulate
 from kcpgen.simulate.merges import entering, observed_merges
@@ -65,6 +65,32 @@ def ranks_in_segments() -> dict[str, float]:
     return found
 
 
+def ranks_in_stretches() -> dict[str, list[str]]:
+    """Of three ranks whose chunk-parallel kernels run beside serial ones, in bf16: tensors that differ from three where
+    they do not."""
+
+    def halves(chunks: list[int], *_: int) -> tuple[range, ...]:
+        return (range(chunks[0] // 2), range(chunks[0] // 2, chunks[0])) if len(chunks) == 1 else ()
+
+    found = {}
+    for name, lengths in (("kda", (384,)), ("delta_rule", (384,)), ("gla", (7, 377)), ("simple_gla", (384,))):
+        case = row(lengths, dtype="bfloat16", **SMALL)
+        inputs = long_memory(op(name), case, "cpu")
+        plain = on_ranks(op(name), case, inputs, Spread(ranks=3))
+        with (
+            mock.patch.object(stretches, "side_by_side", halves),
+            mock.patch.object(stretches, "forward", wraps=stretches.forward) as forward,
+            mock.patch.object(
+                stretches.Behind, "reverse", autospec=True, side_effect=stretches.Behind.reverse
+            ) as behind,
+        ):
+            beside = on_ranks(op(name), case, inputs, Spread(ranks=3))
+        alone = 3 - (len(lengths) > 1)  # ranks that hold one sequence
+        assert (forward.call_count, behind.call_count) == (alone, alone)
+        found[name] = [tensor for tensor, x in plain.items() if not torch.equal(x, beside[tensor])]
+    return found
+
+
 def scanned() -> dict[str, list[int]]:
     """Of four ranks of two chunks that hold AA, AA, AB, BB: tokens that the forward's scans on each go through."""
     found = {}
@@ -112,5 +138,5 @@ def summaries() -> dict[str, list[bool]]:
 
 
 if __name__ == "__main__":
-    bodies = (two_ranks, entering_states, ranks_in_segments, scanned, summaries)
+    bodies = (two_ranks, entering_states, ranks_in_segments, ranks_in_stretches, scanned, summaries)
     print(json.dumps({f.__name__: f for f in bodies}[sys.argv[1]]()))

@@ -52,6 +52,11 @@ def test_ranks_may_cut_their_parts_into_segments() -> None:
     assert max(found.values()) < 2e-6, found
 
 
+def test_ranks_may_run_kernels_beside_each_other() -> None:
+    found = json.loads(interpreted(str(INTERPRETED), "ranks_in_stretches"))
+    assert found == {"kda": [], "delta_rule": [], "gla": [], "simple_gla": []}
+
+
 def test_a_sequence_that_begins_on_a_rank_is_gone_through_once() -> None:
     """As it is, on rank 0 and 2; in two segments the first of them is summarised for the second, as on one device.
     Only rank 1, inside a sequence, goes through it for a summary; looking ahead, it takes that of its segments."""

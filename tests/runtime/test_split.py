@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from kcpgen.runtime.layout import CHECKPOINT, chunk_layout
 from kcpgen.runtime.pieces import chunk_counts, cut, multiprocessors
 from kcpgen.runtime.split import (
-    ALONE,
     SHORTEST,
-    Neighbours,
     asked_for,
     equal_segments,
     forced_segments,
@@ -85,14 +83,11 @@ def test_no_segment_is_short_and_no_step_gets_slower(
         assert split < whole / 1.2
 
 
-@pytest.mark.parametrize(
-    ("neighbours", "segments"),
-    [(ALONE, 1), (Neighbours(after=True), 2), (Neighbours(before=True), 2), (Neighbours(before=True, after=True), 2)],
-)
-def test_ranks_cut_their_parts_sooner(neighbours: Neighbours, segments: int) -> None:
-    """They summarise them anyway, or have time to while they wait."""
+@pytest.mark.parametrize(("summarised", "segments"), [(False, 1), (True, 2)])
+def test_a_rank_inside_a_sequence_cuts_its_part_sooner(summarised: bool, segments: int) -> None:
+    """It makes summaries anyway."""
     counts = segment_counts(
-        [2048], programs=64, transition_programs=64, multiprocessors=MULTIPROCESSORS, neighbours=neighbours
+        [2048], programs=64, transition_programs=64, multiprocessors=MULTIPROCESSORS, summarised=summarised
     )
     assert counts == (segments,)
 

@@ -33,6 +33,7 @@ class Exchange:
         cp.transport.agree(self._sizes(op, like), self._about(), cp.timeout)
         self.payload = like.new_empty(form.numbers)
         self._pending: Pending | None = None
+        self._gathered: Tensor | None = None
 
     def _sizes(self, op: str, like: Tensor) -> dict[str, str | int]:
         form = self.form
@@ -81,6 +82,12 @@ class Exchange:
         self._pending = cp.transport.all_gather(self.payload, cp.timeout)
 
     def wait(self) -> Tensor:
+        """Where it is called first the stream, or the host, waits; all that follows finds the payloads there."""
+        if self._gathered is None:
+            self._gathered = self._received()
+        return self._gathered
+
+    def _received(self) -> Tensor:
         assert self._pending is not None
         gathered = self._pending.wait()
         if not gathered.is_cuda:

@@ -1,19 +1,21 @@
 """Forward and backward of one rank: what is computed before, during and after the exchange with the others.
 
 Forward: a rank that passes a sequence on runs it if it begins here, else summarises it, and begins the exchange;
-meanwhile it runs what else begins here; then it puts together what came before its first sequence, and runs that one.
-Backward is the mirror image: the first sequence is passed on, the last one waits. Every rank takes part in every
-exchange of the group, whatever its own part, so the collectives match on all of them in any mix of forward, recomputed
-forward and backward.
+meanwhile it runs what else begins here; then it runs its first sequence, which asks for what came before it as late as
+it can. Backward is the mirror image: the first sequence is passed on, the last one waits. Every rank takes part in
+every exchange of the group, whatever its own part, so the collectives match on all of them in any mix of forward,
+recomputed forward and backward.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from kcpgen.runtime.awaited import Awaited
 from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.exchange import Exchange
 from kcpgen.runtime.context_parallel.merge import Merge
@@ -36,7 +38,10 @@ class Op(Protocol):
 
 
 class Forward(Op, Protocol):
-    """Local sequences are named by a range of their numbers; `initial` and `final` have a row for each of them."""
+    """Local sequences are named by a range of their numbers; `initial` and `final` have a row for each of them.
+
+    When a method returns, what the current stream is given next finds all that it has computed.
+    """
 
     def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         """S_next = M S + S_ext over one sequence: S_ext [1, HV, K, V], and M [HV, ...] if asked for.
@@ -44,27 +49,21 @@ class Forward(Op, Protocol):
         S_ext is the final state that `run` would arrive at from none, in its very arithmetic.
         """
 
-    def foresee(self, sequences: range) -> None:
-        """What `run` of these needs but for the states of other ranks: there is time for it during the exchange."""
-
-    def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
-        """Their outputs and, if asked for, their final states."""
+    def run(self, sequences: range, initial: Tensor | Awaited | None, final: Tensor | None) -> None:
+        """Their outputs and, if asked for, their final states. What is awaited is asked for as late as can be."""
 
 
 class Backward(Op, Protocol):
     """`leaving` is the gradient of final states, `entering` that of initial ones; a row for each sequence named."""
 
+    def serially(self) -> AbstractContextManager[None]:
+        """Where serial kernels run, and what depends on them alone; what is chunk-parallel may run beside it."""
+
     def summarise(self, sequence: int, entering: Tensor) -> None:
         """The gradient of one sequence's initial state [1, HV, K, V], when none reaches its final one."""
 
-    def foresee(self, sequences: range) -> None:
-        """As in the forward, of what reaches their final states."""
-
-    def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
-        """Everything of their backward that goes from token to token, for `finish` to use."""
-
-    def replay(self) -> None:
-        """What needs nothing of the other ranks and of no run: there is time for it during the exchange."""
+    def run(self, sequences: range, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
+        """Everything of their backward that goes from token to token, for `finish` to use; likewise."""
 
     def finish(self) -> tuple[Tensor | None, ...]:
         """Gradients of the op's tensors, once every sequence was run."""
@@ -98,14 +97,12 @@ def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | 
     _run(op, range(len(waiting), shard.sequences - len(done)), initial, final)
     if exchange is None:
         return Kept(entering=None, transitions=None)
-    if shard.receives:
-        op.foresee(waiting)
-    gathered = exchange.wait()
     entering = None
     if shard.receives:
-        entering = _merge(op, cp, exchange.form, gathered, None, backward=False)
-        _run(op, waiting, entering[None], final)
-    return Kept(entering=entering, transitions=_transitions_after(cp, exchange.form, gathered))
+        received = Awaited(lambda: _merge(op, cp, exchange.form, exchange.wait(), None, backward=False)[None])
+        op.run(waiting, received, _rows(final, waiting))
+        entering = received.get()[0]
+    return Kept(entering=entering, transitions=_transitions_after(cp, exchange.form, exchange.wait()))
 
 
 def _run(op: Forward, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
@@ -139,18 +136,18 @@ def backward(
     exchange = _exchange(op, cp, backward=True)
     done = range(0)
     if exchange is not None:
-        with exchange.summarising():
+        with op.serially(), exchange.summarising():
             done = _summarise_gradient(op, cp, exchange, leaving)
     waiting = range(shard.sequences - int(shard.sends), shard.sequences)
-    op.replay()
     _run_back(op, range(len(done), waiting.start), leaving, entering)
     if exchange is not None:
         if shard.sends:
-            op.foresee(waiting)
-        gathered = exchange.wait()
-        if shard.sends:
-            received = _merge(op, cp, exchange.form, gathered, kept.transitions, backward=True)
-            op.run(waiting, received[None], _rows(entering, waiting))
+            received = Awaited(
+                lambda: _merge(op, cp, exchange.form, exchange.wait(), kept.transitions, backward=True)[None]
+            )
+            op.run(waiting, received, _rows(entering, waiting))
+        with op.serially():
+            exchange.wait()
     return op.finish()
 
 

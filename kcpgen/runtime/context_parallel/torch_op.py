@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.merge import merge_in_torch
@@ -94,15 +96,13 @@ class TorchForward(_TorchOp):
     def o(self) -> Tensor:
         return torch.cat([self._outputs[first] for first in sorted(self._outputs)], dim=1)
 
-    def foresee(self, sequences: range) -> None:
-        """Nothing: a sequence is run at once."""
-
     def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         external.copy_(self._final(range(sequence, sequence + 1), None))
         if transition is not None:
             self._transition(sequence, transition, external)
 
-    def run(self, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
+    def run(self, sequences: range, initial: Tensor | Awaited | None, final: Tensor | None) -> None:
+        initial = arrived(initial)
         o, last = self._run.call(self._run.cut(self._tensors, sequences), sequences, initial)
         self._outputs[sequences.start] = o
         if final is not None:
@@ -146,18 +146,15 @@ class TorchBackward(_TorchOp):
     def summarise(self, sequence: int, entering: Tensor) -> None:
         entering.copy_(self._differentiate(range(sequence, sequence + 1), None, tensors=False)[-1])
 
-    def run(self, sequences: range, leaving: Tensor | None, entering: Tensor | None) -> None:
-        *found, state = self._differentiate(sequences, leaving, tensors=True)
+    def run(self, sequences: range, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
+        *found, state = self._differentiate(sequences, arrived(leaving), tensors=True)
         for index, (sum_, share) in enumerate(zip(self._gradients, found, strict=True)):
             (sum_[:, self._run.span(sequences)] if index < self._run.tokens else sum_).add_(share)
         if entering is not None:
             entering.copy_(state)
 
-    def foresee(self, sequences: range) -> None:
-        """Nothing, likewise."""
-
-    def replay(self) -> None:
-        """Nothing: autograd runs forward and backward of a sequence together."""
+    def serially(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def finish(self) -> tuple[Tensor | None, ...]:
         return tuple(self._gradients)
