@@ -311,18 +311,17 @@ class Backward(_Op):
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
         found = run.stretches(stretches.BEHIND)
-        self._behind = (
-            stretches.Behind(self, found, stretches.layouts(run.layout, run.starts[-1], found)) if found else None
-        )
+        rows = stretches.layouts(run.layout, run.starts[-1], found)
+        self._behind = stretches.Behind(found, rows) if found else None
 
     def __enter__(self) -> Backward:
         if self._behind is not None:
-            self._behind.__enter__()
+            self._behind.begin(self)
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._behind is not None:
-            self._behind.__exit__(*raised)
+            self._behind.end(*raised)
 
     def serially(self) -> AbstractContextManager[None]:
         return nullcontext() if self._behind is None else self._behind.serially()
@@ -338,7 +337,7 @@ class Backward(_Op):
     def run(self, sequences: range, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
         run, cut = self._run, self._run.pieces(sequences)
         if self._behind is not None:  # of the only sequence there is
-            self._behind.reverse(leaving, entering)
+            self._behind.reverse(self, leaving, entering)
         elif not isinstance(leaving, Awaited):
             if cut is None:
                 self.reverse(run.window(sequences), leaving, entering)

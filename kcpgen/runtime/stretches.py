@@ -115,35 +115,34 @@ def forward(
 class Behind:
     """A backward whose reverse scan, and what depends on it alone, has a stream; gradients of inputs follow it.
 
-    A context, at the end of which the current stream has it all.
+    Between `begin` and `end`, after which the current stream has it all. It does not hold the op that it is part of: in
+    a cycle of the two, what a backward works with would stay until Python looks for such cycles.
     """
 
-    def __init__(self, op: Backward, stretches: Sequence[range], rows: Sequence[ChunkLayout]) -> None:
-        self._op = op
+    def __init__(self, stretches: Sequence[range], rows: Sequence[ChunkLayout]) -> None:
         self._stretches = stretches
         self._rows = rows
         self._serial = SerialStream(rows[0].sequences.device)
         self._done: list[torch.cuda.Event | None] = []
 
-    def __enter__(self) -> Behind:
-        self._op.reverse(replace(self._rows[0], sequence_count=0), None, None)  # no kernel: for allocating its results
+    def begin(self, op: Backward) -> None:
+        op.reverse(replace(self._rows[0], sequence_count=0), None, None)  # no kernel: its results are allocated here
         self._serial.__enter__()
-        return self
 
-    def __exit__(self, *raised: object) -> None:
+    def end(self, *raised: object) -> None:
         self._serial.__exit__(*raised)
 
     def serially(self) -> AbstractContextManager[None]:
-        """What runs in here waits for nothing that the current stream was given since this context was entered."""
+        """What runs in here waits for nothing that the current stream was given since the beginning."""
         return self._serial.work()
 
-    def reverse(self, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
+    def reverse(self, op: Backward, leaving: Tensor | Awaited | None, entering: Tensor | None) -> None:
         """leaving: gradient of the final state [1, HV, K, V]; entering: that of the initial one, to be filled."""
         with self.serially():
-            state = self._op.states(1) if entering is None else entering
+            state = op.states(1) if entering is None else entering
             _begin(state, leaving)
             for row in reversed(self._rows):
-                self._op.reverse(row, state, state)
+                op.reverse(row, state, state)
                 self._done.append(self._serial.now())
 
     def once_reversed(self) -> Iterator[range]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
-from kcpgen.runtime import stretches
+from kcpgen.runtime import chunk_op, stretches
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import make_inputs
@@ -31,3 +34,23 @@ def test_stretches_are_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert launched
     for tensor in whole:
         assert torch.equal(found[tensor], whole[tensor]), tensor
+
+
+def test_what_a_backward_works_with_goes_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when Python next looks for cycles: it is most of a step's memory."""
+    op = load_op(ROOT / "generated" / "simple_gla")
+    made = []
+    enter = chunk_op.Backward.__enter__
+
+    def entered(self: chunk_op.Backward) -> chunk_op.Backward:
+        made.append(weakref.ref(self))
+        return enter(self)
+
+    monkeypatch.setattr(chunk_op.Backward, "__enter__", entered)
+    monkeypatch.setattr(stretches, "side_by_side", lambda chunks, *_: (range(16), range(16, chunks[0])))
+    gc.disable()
+    try:
+        evaluate(op.chunk, make_inputs(op, CASE, "cpu"), CASE, backend="triton")
+        assert [it() for it in made] == [None]
+    finally:
+        gc.enable()
