@@ -82,6 +82,9 @@ def _arguments() -> argparse.Namespace:
         "--layers", type=int, default=1, help="time: forwards before as many backwards; figures are of one"
     )
     parser.add_argument(
+        "--rank-layers", type=int, metavar="N", help="time: of ranks, of which W hold W times as many; else as --layers"
+    )
+    parser.add_argument(
         "--skip", nargs="+", type=Path, default=[], metavar="FILE", help="check: not what is ok in these"
     )
     parser.add_argument("--peers", action="store_true")
@@ -91,6 +94,7 @@ def _arguments() -> argparse.Namespace:
     on_cuda = chosen.device == "cuda"
     chosen.backend = chosen.backend or ("triton" if on_cuda else "eager")
     chosen.dtype = chosen.dtype or ("bfloat16" if on_cuda else "float64")
+    chosen.rank_layers = chosen.layers if chosen.rank_layers is None else chosen.rank_layers
     wrong = _contradictions(chosen)
     if wrong:
         parser.error(wrong[0])
@@ -100,7 +104,9 @@ def _arguments() -> argparse.Namespace:
 def _contradictions(chosen: argparse.Namespace) -> list[str]:
     found = {
         "--layers: allowed: an integer of at least 1": chosen.layers < 1,
+        "--rank-layers: allowed: an integer of at least 1": chosen.rank_layers < 1,
         "--layers is of `time` alone": chosen.layers > 1 and chosen.command != "time",
+        "--rank-layers is of `time` alone": chosen.rank_layers > 1 and chosen.command != "time",
         "--peers-first needs --peers": chosen.peers_first and not chosen.peers,
         "--skip is of `check` alone": bool(chosen.skip) and chosen.command != "check",
         f"--out is {chosen.out}, which --skip reads: its rows would be lost": chosen.out.resolve()
@@ -114,12 +120,13 @@ def _join_group(device: str) -> None:
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29507"}.items():
         os.environ.setdefault(name, value)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    backend = "gloo"
+    backend, options = "gloo", None
     if device == "cuda":
         devices = torch.cuda.device_count()
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % devices)
-        backend = "nccl" if devices >= ranks else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=ranks)
+        if devices >= ranks:  # as docs/context_parallel.md says: a gather is placed before kernels that began earlier
+            backend, options = "nccl", dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group(backend, rank=rank, world_size=ranks, pg_options=options)
 
 
 def _left_out(figure: dict[str, Any]) -> bool:

@@ -155,9 +155,14 @@ def _figures_of(
     for it in subjects(chosen, who):
         agreement = agreements.get((it.op.name, who))
         refused = {"left_out": agreement} if isinstance(agreement, str) else None
-        one = refused or fits.run(it, "one device", lambda: _one(chosen, it))  # noqa: B023
+        one = refused or fits.run(it, "one device", chosen.layers, lambda: _one(chosen, it))  # noqa: B023
         for ranks, measure in spreads:
-            many = refused or fits.run(it, f"{ranks} ranks", lambda: measure(chosen, it, ranks))  # noqa: B023
+            many = refused or fits.run(
+                it,
+                f"{ranks} ranks",
+                chosen.rank_layers,
+                lambda: measure(chosen, it, ranks),  # noqa: B023
+            )
             figure = _figure(chosen, it, one, many)
             kind = f"{'real' if dist.is_initialized() else 'simulated'}_ranks"
             refusals = REFUSED.get((it.op.name, who))
@@ -167,6 +172,8 @@ def _figures_of(
 def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) -> Figure:
     """speedup: one device's time by that of all ranks; work: what ranks compute in all, by what one device does."""
     found: Figure = {**it.about, "K": chosen.width, "layers": chosen.layers, "one": one, "ranks": many}
+    if chosen.rank_layers != chosen.layers:
+        found["rank_layers"] = chosen.rank_layers
     if "ms" in one and "ms" in many:
         found["speedup"] = {k: round(one["ms"][k] / ms, 3) for k, ms in many["ms"].items() if k in one["ms"]}
     if "ms" in one and "computes_ms" in many:
@@ -179,9 +186,10 @@ def repeats_of(chosen: argparse.Namespace, it: Subject) -> int:
     return max(min(3, chosen.repeats), min(chosen.repeats, chosen.repeats * 2**22 // it.size))
 
 
-def loops_of(chosen: argparse.Namespace, it: Subject, kind: str) -> tuple[int, int]:
-    """How many calls of a kind make a loop, and how many layers each of them has: about `repeats_of` layers in all."""
-    layers = chosen.layers if kind == "forward+backward" else 1
+def loops_of(chosen: argparse.Namespace, it: Subject, kind: str, deep: int) -> tuple[int, int]:
+    """How many calls of a kind make a loop, and how many layers each of them has, `deep` where gradients follow: about
+    `repeats_of` layers in all."""
+    layers = deep if kind == "forward+backward" else 1
     return -(-repeats_of(chosen, it) // layers), layers
 
 
@@ -199,8 +207,8 @@ class _Fits:
         self._bytes: dict[tuple[str, str, str], float] = {}
         self._seconds: dict[tuple[str, str, str], float] = {}
 
-    def run(self, it: Subject, where: str, measure: Callable[[], Figure]) -> Figure:
-        repeats, layers = loops_of(self._chosen, it, "forward+backward")
+    def run(self, it: Subject, where: str, deep: int, measure: Callable[[], Figure]) -> Figure:
+        repeats, layers = loops_of(self._chosen, it, "forward+backward", deep)
         key, work = (it.op.name, it.who, where), it.size * repeats * layers
         reason = _of_rank_0(self._reason(key, it.size, work))
         if reason:
@@ -248,6 +256,7 @@ def _one(chosen: argparse.Namespace, it: Subject) -> Figure:
             it,
             lambda: calls_of(it, draw(it.op, it.tokens, it.heads, chosen, 0), layers=chosen.layers),
             lambda: None,
+            chosen.layers,
         )
     if dist.is_initialized():
         dist.barrier()
@@ -263,8 +272,8 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
     else:
         context = cp_peers.context(offsets, dist.group.WORLD)
     inputs = draw(it.op, it.tokens // ranks, it.heads, chosen, rank)
-    calls = calls_of(it, inputs, layers=chosen.layers, cp_context=context)
-    found = _measured(chosen, it, lambda: calls, dist.barrier)
+    calls = calls_of(it, inputs, layers=chosen.rank_layers, cp_context=context)
+    found = _measured(chosen, it, lambda: calls, dist.barrier, chosen.rank_layers)
     shares: list[Any] = [None] * ranks
     dist.all_gather_object(shares, found)
     if any("ms" not in share for share in shares):
@@ -281,7 +290,7 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
 
 
 def _measured(
-    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call
+    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call, deep: int
 ) -> Figure:
     """ms of each call in a steady loop, a layer's share of it, and the host's part (see `steady`); peak memory, of all
     layers."""
@@ -293,7 +302,7 @@ def _measured(
             torch.cuda.reset_peak_memory_stats()
         times = {}
         for kind, call in calls.items():
-            repeats, layers = loops_of(chosen, it, kind)
+            repeats, layers = loops_of(chosen, it, kind, deep)
             times[kind] = steady(call, chosen.device, repeats, together, layers=layers)
     except ContextParallelError:
         raise
@@ -320,7 +329,7 @@ def _parts_and_bytes(
     with own_parts(chosen.device) if own else cp_peers.parts(), default_clock(clock), sent.counted(it.who):
         for kind, call in calls.items():
             sent.total = 0
-            repeats, layers = loops_of(chosen, it, kind)
+            repeats, layers = loops_of(chosen, it, kind, chosen.rank_layers)
             dist.barrier()
             for _ in range(repeats):
                 call()

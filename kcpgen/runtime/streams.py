@@ -50,6 +50,21 @@ def side_by_side(device: torch.device, main: Callable[[], None], other: Callable
 
 
 @lru_cache(maxsize=8)
+def _stream_apart(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def apart(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """The body's kernels run on a stream of a CUDA device that nothing ever waits for, after what the current one was
+    given so far. Memory that they use and others may let go is to be recorded with it."""
+    stream = _stream_apart(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield stream
+
+
+@lru_cache(maxsize=8)
 def _serial_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 

@@ -73,7 +73,7 @@ def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
 
 
 def test_what_would_not_fit_is_told_by_smaller_sizes() -> None:
-    chosen: Any = SimpleNamespace(device="cpu", repeats=3, layers=1)
+    chosen: Any = SimpleNamespace(device="cpu", repeats=3)
     fits = cp_time._Fits(chosen, Budget(0.0))
     fits._limit = 1000.0
     op: Any = SimpleNamespace(name="any")
@@ -81,10 +81,10 @@ def test_what_would_not_fit_is_told_by_smaller_sizes() -> None:
     def subject(tokens: int) -> cp_time.Subject:
         return cp_time.Subject(op=op, who="kcpgen", function=print, tokens=tokens, heads=1)
 
-    assert fits.run(subject(10), "one device", lambda: {"peak_bytes": 500}) == {"peak_bytes": 500}
-    assert fits.run(subject(20), "one device", lambda: {"peak_bytes": 900}) == {"peak_bytes": 900}
-    assert "needs about" in fits.run(subject(30), "one device", lambda: {})["left_out"]
-    assert fits.run(subject(30), "2 ranks", lambda: {}) == {}
+    assert fits.run(subject(10), "one device", 1, lambda: {"peak_bytes": 500}) == {"peak_bytes": 500}
+    assert fits.run(subject(20), "one device", 1, lambda: {"peak_bytes": 900}) == {"peak_bytes": 900}
+    assert "needs about" in fits.run(subject(30), "one device", 1, lambda: {})["left_out"]
+    assert fits.run(subject(30), "2 ranks", 1, lambda: {}) == {}
 
 
 @pytest.mark.parametrize(("tokens", "heads", "repeats"), [(2**15, 8, 10), (2**17, 32, 10), (2**19, 64, 3)])
@@ -111,9 +111,9 @@ def test_a_loop_of_layers_is_timed_by_the_layer(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("layers", "loops"), [(1, (10, 1)), (4, (3, 4)), (16, (1, 16))])
 def test_loops_have_about_as_many_layers_whatever_their_depth(layers: int, loops: tuple[int, int]) -> None:
     it: Any = SimpleNamespace(size=2**15)
-    chosen: Any = SimpleNamespace(repeats=10, layers=layers)
-    assert cp_time.loops_of(chosen, it, "forward+backward") == loops
-    assert cp_time.loops_of(chosen, it, "forward") == (10, 1)
+    chosen: Any = SimpleNamespace(repeats=10)
+    assert cp_time.loops_of(chosen, it, "forward+backward", layers) == loops
+    assert cp_time.loops_of(chosen, it, "forward", layers) == (10, 1)
 
 
 class _Noted(torch.autograd.Function):
@@ -147,13 +147,14 @@ def test_all_forwards_of_layers_come_before_their_backwards(layers: int) -> None
 def test_time_of_layers_on_real_ranks(tmp_path: Path) -> None:
     """What a call sends is told of one layer, however many there are."""
     sent = []
-    for layers in (1, 3):
+    for layers, more in ((1, ()), (2, ("--rank-layers", "3"))):
         out = tmp_path / f"{layers}.json"
-        arguments = ("time", "--tokens", "64", "--layers", str(layers), *SMALL, "--out", str(out))
+        arguments = ("time", "--tokens", "64", "--layers", str(layers), *more, *SMALL, "--out", str(out))
         launcher = ("torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()))
         told("context_parallel.py", *arguments, launcher=launcher)
         (figure,) = json.loads(out.read_text(encoding="utf-8"))["figures"]
         assert figure["layers"] == layers
+        assert figure.get("rank_layers", 1) == (3 if more else 1)
         assert set(figure["one"]["ms"]) == set(figure["ranks"]["ms"]) == {"forward", "forward+backward"}
         sent.append(figure["ranks"]["sent_bytes"])
     assert sent[0] == sent[1]

@@ -13,6 +13,7 @@ from kcpgen.runtime.context_parallel.deferred import check_deferred, defer
 from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, gradients, header, write
 from kcpgen.runtime.context_parallel.transport import Pending
+from kcpgen.runtime.streams import apart
 
 if TYPE_CHECKING:
     from kcpgen.runtime.context_parallel.context import CPContext
@@ -86,6 +87,15 @@ class Exchange:
         if self._gathered is None:
             self._gathered = self._received()
         return self._gathered
+
+    def leave(self) -> None:
+        """Nothing that comes is needed here: the current stream goes on, and headers are checked as ever."""
+        if not self.payload.is_cuda or torch.cuda.is_current_stream_capturing():
+            self.wait()
+            return
+        with apart(self.payload.device) as stream:
+            for x in (self.payload, self.wait()):
+                x.record_stream(stream)
 
     def _received(self) -> Tensor:
         assert self._pending is not None

@@ -97,6 +97,10 @@ def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | 
     _run(op, range(len(waiting), shard.sequences - len(done)), initial, final)
     if exchange is None:
         return Kept(entering=None, transitions=None)
+    needed = shard.receives or (exchange.form.transitions and shard.post_num_ranks > 1)
+    if not needed:
+        exchange.leave()
+        return Kept(entering=None, transitions=None)
     entering = None
     if shard.receives:
         received = Awaited(lambda: _merge(op, cp, exchange.form, exchange.wait(), None, backward=False)[None])
@@ -146,8 +150,8 @@ def backward(
                 lambda: _merge(op, cp, exchange.form, exchange.wait(), kept.transitions, backward=True)[None]
             )
             op.run(waiting, received, _rows(entering, waiting))
-        with op.serially():
-            exchange.wait()
+        else:
+            exchange.leave()
     return op.finish()
 
 
