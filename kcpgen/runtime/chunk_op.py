@@ -155,15 +155,18 @@ class _Op:
 
     merge = staticmethod(merge_in_triton)
 
-    def __init__(self, run: Run, prepared: Any, inner: dict[int, Tensor]) -> None:
+    prepared: Any  # the op's generated `Prepared`
+
+    def __init__(self, run: Run, tensors: Sequence[Any], inner: dict[int, Tensor]) -> None:
         """inner: by sequence, M of its inner segments where it is cut into any."""
         self.inner = inner
         self.name = run.kernels.op
         self.kind = run.kernels.kind
         self.differentiable = run.differentiable
-        self.heads, self.keys, self.values = prepared.heads, prepared.keys, prepared.values
-        self.prepared = prepared
+        self.heads = run.heads
+        self.keys, self.values = tensors[run.kernels.key].shape[3], tensors[run.kernels.value].shape[3]
         self._run = run
+        self._tensors = tensors
 
     def states(self, count: int) -> Tensor:
         sizes = (count, self.heads, self.keys, self.values)
@@ -194,9 +197,9 @@ class Forward(_Op):
     def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
         self._stretches = run.stretches(stretches.AHEAD)
+        super().__init__(run, tensors, {})
         value = tensors[run.kernels.value]
         assert value is not None
-        self._tensors = tensors
         self._modes = {
             **run.keywords,
             **run.promises,
@@ -204,29 +207,33 @@ class Forward(_Op):
             "scratch_dtype": scratch_dtype(value.dtype),
             "differentiable": run.differentiable,
         }
-        first, *self._unprepared = self._stretches or (range(run.layout.chunk_count),)
-        super().__init__(run, self._prepare(first), {})
+        self.prepared = None
+        self._unprepared = list(self._stretches or (range(run.layout.chunk_count),))
         self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
 
-    def _prepare(self, chunks: range, prepared: Any = None) -> Any:
+    def prepare(self, chunks: range) -> None:
+        if chunks not in self._unprepared:
+            return
         run = self._run
-        return run.kernels.prepare(
-            *self._tensors, run.layout, run.tiles.prepare, **self._modes, chunks=chunks, prepared=prepared
+        self._unprepared.remove(chunks)
+        self.prepared = run.kernels.prepare(
+            *self._tensors, run.layout, run.tiles.prepare, **self._modes, chunks=chunks, prepared=self.prepared
         )
 
-    def prepare(self, chunks: range) -> None:
-        if chunks in self._unprepared:
-            self._unprepared.remove(chunks)
-            self._prepare(chunks, self.prepared)
+    def prepare_all(self) -> None:
+        for chunks in tuple(self._unprepared):
+            self.prepare(chunks)
 
     def run(self, sequences: range, initial: Tensor | Awaited | None, final: Tensor | None) -> None:
         run, cut = self._run, self._run.pieces(sequences)
         if self._stretches:  # of the only sequence there is
             rows = stretches.layouts(run.layout, run.starts[-1], self._stretches)
             stretches.forward(self, self._stretches, rows, initial, final)
-        elif cut is None:
+            return
+        self.prepare_all()
+        if cut is None:
             self.scan(run.window(sequences), self.o, arrived(initial), final)
         elif isinstance(initial, Awaited):
             ahead = split_passes.foresee(self, cut, self._summaries.pop(sequences, None))
@@ -238,8 +245,7 @@ class Forward(_Op):
     def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         alone = range(sequence, sequence + 1)
         cut = self._run.pieces(alone)
-        for chunks in tuple(self._unprepared):
-            self.prepare(chunks)
+        self.prepare_all()
         if transition is not None:
             with beside(self.o.device):
                 self._transition(sequence, transition)
@@ -302,9 +308,9 @@ class Backward(_Op):
         checkpoints: Tensor | None,
         inner: dict[int, Tensor],
     ) -> None:
-        super().__init__(run, prepared, inner)
+        super().__init__(run, tensors, inner)
+        self.prepared = prepared
         self._checkpoints = checkpoints
-        self._tensors = tensors
         self._do = do
         self._initial = initial
         self._replayed: Tensor | None = None
@@ -443,6 +449,7 @@ class _Chunked(torch.autograd.Function):
             op.run(run.sequences, initial, final)
         else:
             kept = passes.forward(op, run.cp, initial, final)
+            op.prepare_all()  # where there is no sequence to run
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run
@@ -460,7 +467,7 @@ class _Chunked(torch.autograd.Function):
         tensors = [None if x is None else unit_stride(x) for x in tensors]  # hooks may have laid them out anew
         prepared = _with_inputs(ctx.prepared, ctx.lent, tensors)
         value = tensors[run.kernels.value]
-        sizes = (*value.shape[:2], ctx.prepared.heads, ctx.prepared.values)
+        sizes = (*value.shape[:2], run.heads, value.shape[3])
         do = value.new_zeros(sizes) if do is None else unit_stride(do)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)

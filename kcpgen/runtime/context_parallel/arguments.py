@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from kcpgen.runtime.checks import refusal
 from kcpgen.runtime.context_parallel.context import CPContext
+from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.functions import outside_graphs
 
 
@@ -28,6 +29,8 @@ def told_to_others(op: str, cp: object, *, begins: bool = False) -> Iterator[Non
         _begin(cp)
     try:
         yield
+    except ContextParallelError:  # known to the others, or theirs
+        raise
     except Exception as error:
         if cp is not None and cp.shard.crossing:
             cp.transport.report(error, ahead=1)

@@ -89,7 +89,9 @@ class Exchange:
         return self._gathered
 
     def leave(self) -> None:
-        """Nothing that comes is needed here: the current stream goes on, and headers are checked as ever."""
+        """Nothing more of what comes is needed: the current stream goes on, and headers are checked as ever."""
+        if self._gathered is not None:
+            return
         if not self.payload.is_cuda or torch.cuda.is_current_stream_capturing():
             self.wait()
             return

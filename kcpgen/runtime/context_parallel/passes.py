@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kcpgen.runtime.awaited import Awaited
+from kcpgen.runtime.context_parallel.arguments import told_to_others
 from kcpgen.runtime.context_parallel.context import CPContext
 from kcpgen.runtime.context_parallel.exchange import Exchange
 from kcpgen.runtime.context_parallel.merge import Merge
@@ -93,20 +94,17 @@ def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | 
     if exchange is not None:
         with exchange.summarising():
             done = _summarise(op, cp, exchange, initial)
-    waiting = range(int(shard.receives))
-    _run(op, range(len(waiting), shard.sequences - len(done)), initial, final)
-    if exchange is None:
-        return Kept(entering=None, transitions=None)
-    needed = shard.receives or (exchange.form.transitions and shard.post_num_ranks > 1)
-    if not needed:
-        exchange.leave()
-        return Kept(entering=None, transitions=None)
-    entering = None
-    if shard.receives:
-        received = Awaited(lambda: _merge(op, cp, exchange.form, exchange.wait(), None, backward=False)[None])
-        op.run(waiting, received, _rows(final, waiting))
-        entering = received.get()[0]
-    return Kept(entering=entering, transitions=_transitions_after(cp, exchange.form, exchange.wait()))
+    with told_to_others(op.name, cp):
+        waiting = range(int(shard.receives))
+        _run(op, range(len(waiting), shard.sequences - len(done)), initial, final)
+        if exchange is None:
+            return Kept(entering=None, transitions=None)
+        entering = None
+        if shard.receives:
+            received = Awaited(lambda: _merge(op, cp, exchange.form, exchange.wait(), None, backward=False)[None])
+            op.run(waiting, received, _rows(final, waiting))
+            entering = received.get()[0]
+        return Kept(entering=entering, transitions=_transitions_after(cp, exchange))
 
 
 def _run(op: Forward, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
@@ -142,17 +140,17 @@ def backward(
     if exchange is not None:
         with op.serially(), exchange.summarising():
             done = _summarise_gradient(op, cp, exchange, leaving)
-    waiting = range(shard.sequences - int(shard.sends), shard.sequences)
-    _run_back(op, range(len(done), waiting.start), leaving, entering)
-    if exchange is not None:
-        if shard.sends:
+    with told_to_others(op.name, cp):
+        waiting = range(shard.sequences - int(shard.sends), shard.sequences)
+        _run_back(op, range(len(done), waiting.start), leaving, entering)
+        if exchange is not None and shard.sends:
             received = Awaited(
                 lambda: _merge(op, cp, exchange.form, exchange.wait(), kept.transitions, backward=True)[None]
             )
             op.run(waiting, received, _rows(entering, waiting))
-        else:
+        elif exchange is not None:
             exchange.leave()
-    return op.finish()
+        return op.finish()
 
 
 def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving: Tensor | None) -> range:
@@ -199,12 +197,13 @@ def _merge(
     return op.merge(form.states(gathered)[chain], transitions, kind=op.kind, backward=backward, method=cp.merge)
 
 
-def _transitions_after(cp: CPContext, form: Format, gathered: Tensor) -> Tensor | None:
-    """A copy: the gathered payloads are not kept until the backward."""
+def _transitions_after(cp: CPContext, exchange: Exchange) -> Tensor | None:
+    """A copy: the gathered payloads are not kept until the backward. A rank that needs none of them does not wait."""
     interior = cp.shard.post_num_ranks - 1
-    if not form.transitions or interior < 1:
+    if not exchange.form.transitions or interior < 1:
+        exchange.leave()
         return None
-    return form.transition(gathered)[cp.rank + 1 : cp.rank + 1 + interior].clone()
+    return exchange.form.transition(exchange.wait())[cp.rank + 1 : cp.rank + 1 + interior].clone()
 
 
 def _rows(states: Tensor | None, sequences: range) -> Tensor | None:
