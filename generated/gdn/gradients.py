@@ -43,6 +43,7 @@ from kcpgen.runtime.ops import (
     load_tile,
     log2_decay,
     sigmoid,
+    sigmoid_slope,
     softplus,
     store_column,
     store_tile,
@@ -207,9 +208,9 @@ def gradients_kernel(
     d_log_decay = tl.where(live & decays(log_decay), d_log_decay, 0.0)
     d_g += d_log_decay
     if USE_BETA_SIGMOID_IN_KERNEL == 2:
-        d_beta = 2.0 * d_beta * sigmoid(-beta_given) * sigmoid(beta_given)
+        d_beta = 2.0 * d_beta * sigmoid_slope(beta_given)
     if USE_BETA_SIGMOID_IN_KERNEL == 1:
-        d_beta = d_beta * sigmoid(-beta_given) * sigmoid(beta_given)
+        d_beta = d_beta * sigmoid_slope(beta_given)
     if USE_GATE_IN_KERNEL == 1:
         g_2_x0 = dt_bias_in + g_given
         g_2_x1 = d_g * exp(A_log_in)

@@ -37,6 +37,7 @@ from kcpgen.runtime.ops import (
     log2_decay,
     replaced,
     sigmoid,
+    sigmoid_slope,
     softplus,
     store_column,
     store_tile,
@@ -203,7 +204,7 @@ def near_gradients_kernel(
         if USE_GATE_IN_KERNEL == 2:
             g_3_x0 = exp(A_log_in)
             g_3_x1 = g_3_x0 * (dt_bias_in[None, :] + g_given)
-            g_3_x2 = lower_bound_in * d_g * sigmoid(-g_3_x1) * sigmoid(g_3_x1)
+            g_3_x2 = lower_bound_in * d_g * sigmoid_slope(g_3_x1)
             g_3_x3 = g_3_x0 * g_3_x2
             d_A_log += tl.sum(tl.sum(g_3_x1 * g_3_x2, axis=1), axis=0)
             d_dt_bias += tl.sum(g_3_x3, axis=0)
@@ -273,9 +274,9 @@ def finish_kernel(
 
     # What has one number per token or head.
     if USE_BETA_SIGMOID_IN_KERNEL == 2:
-        d_beta = 2.0 * d_beta * sigmoid(-beta_given) * sigmoid(beta_given)
+        d_beta = 2.0 * d_beta * sigmoid_slope(beta_given)
     if USE_BETA_SIGMOID_IN_KERNEL == 1:
-        d_beta = d_beta * sigmoid(-beta_given) * sigmoid(beta_given)
+        d_beta = d_beta * sigmoid_slope(beta_given)
 
     # Inputs that were summed over the whole key axis: their sums' gradients are complete only now.
     if USE_QK_L2NORM_IN_KERNEL > 0:

@@ -9,7 +9,7 @@ from itertools import count
 
 import sympy
 
-from kcpgen.emit.triton_code import TritonPrinter
+from kcpgen.emit.triton_code import TritonPrinter, with_slopes
 from kcpgen.tokenwise import Reduction, adjoint, flatten, names, row_sum, symbol
 
 
@@ -62,7 +62,7 @@ def backward(
         value = row_sum(value, "K")
     axes = {**printer.spec.axes, **printer.extra_axes}
     wanted = [name for name in names(value) if name in _differentiable(printer)]
-    pulled = [adjoint(value, symbol(name), axes, symbol(gradient)).gradient for name in wanted]
+    pulled = [with_slopes(adjoint(value, symbol(name), axes, symbol(gradient)).gradient) for name in wanted]
     sums, plain = flatten(pulled, prefix=f"{prefix}_sum")
     fresh = (symbol(f"{prefix}_x{n}") for n in count())
     common, exprs = sympy.cse([*(s.value for s in sums), *plain], symbols=fresh, order="canonical")

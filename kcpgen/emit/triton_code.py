@@ -16,7 +16,26 @@ import sympy
 from kcpgen.spec import Spec
 from kcpgen.tokenwise import RowSum, axis_of, sigmoid, softplus
 
-FUNCTIONS = {sympy.exp: "exp", sigmoid: "sigmoid", softplus: "softplus"}
+
+class sigmoid_slope(sympy.Function):  # noqa: N801 - printed as it is called
+    """sigmoid(x) sigmoid(-x), the derivative of sigmoid, by the parts that both are made of."""
+
+    nargs = 1
+
+
+def with_slopes(expr: sympy.Expr) -> sympy.Expr:
+    """`expr` with a sigmoid_slope for every sigmoid(x) that is multiplied with sigmoid(-x)."""
+    return expr.replace(lambda e: isinstance(e, sympy.Mul), lambda product: sympy.Mul(*_paired(product.args)))
+
+
+def _paired(factors: tuple[sympy.Expr, ...]) -> list[sympy.Expr]:
+    inner = [f.args[0] for f in factors if isinstance(f, sigmoid)]
+    paired = [x for x in inner if x != 0 and -x in inner]
+    slopes = [sigmoid_slope(x) for x in paired if not x.could_extract_minus_sign()]
+    return [*(f for f in factors if not (isinstance(f, sigmoid) and f.args[0] in paired)), *slopes]
+
+
+FUNCTIONS = {sympy.exp: "exp", sigmoid: "sigmoid", sigmoid_slope: "sigmoid_slope", softplus: "softplus"}
 SUM, PRODUCT, ATOM = range(3)  # binding strength of a piece of source
 
 

@@ -75,7 +75,7 @@ def exp(x):
 
 @triton.jit
 def exp_of_minus_abs(x):
-    """exp(-|x|), in [0, 1]: what sigmoid and softplus are made of."""
+    """exp(-|x|), in [0, 1]: what sigmoid, its slope and softplus are made of."""
     return tl.exp2(tl.abs(x) * -LOG2_E)
 
 
@@ -91,6 +91,14 @@ def sigmoid(x):
     """1 / (1 + exp(-x)), written so that neither side overflows."""
     e = exp_of_minus_abs(x)
     return tl.where(x >= 0, 1.0, e) * inverse(1.0 + e)
+
+
+@triton.jit
+def sigmoid_slope(x):
+    """sigmoid(x) sigmoid(-x), the derivative of sigmoid, of the same parts and exact on either side."""
+    e = exp_of_minus_abs(x)
+    r = inverse(1.0 + e)
+    return e * r * r
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kcpgen.runtime.ops import exp, sigmoid, softplus
+from kcpgen.runtime.ops import exp, sigmoid, sigmoid_slope, softplus
 
 INFINITE = float("inf")
 FAR = (-INFINITE, -1e30, -200.0, -88.0, 88.0, 200.0, 1e30, INFINITE)
@@ -33,6 +33,7 @@ def applied(function: object, x: Tensor) -> Tensor:
 EXACT: dict[str, tuple[object, Callable[[Tensor], Tensor]]] = {
     "exp": (exp, lambda x: x.clamp(max=60).exp()),
     "sigmoid": (sigmoid, lambda x: x.sigmoid()),
+    "sigmoid_slope": (sigmoid_slope, lambda x: x.sigmoid() * (-x).sigmoid()),
     "softplus": (softplus, lambda x: x.clamp(min=0) + (-x.abs()).exp().log1p()),
 }
 
