@@ -20,9 +20,19 @@ from kcpgen.emit.triton_operands import (
     score_gradient,
     score_gradients,
 )
-from kcpgen.emit.triton_prologue import in_rows, log_decay, used_arguments
+from kcpgen.emit.triton_prologue import in_rows, log_decay, used_arguments, where_read
 from kcpgen.emit.triton_score_gradients import lines_of, start_sums, summed_over_values
-from kcpgen.emit.triton_sweeps import Sweeps, begun, key_inputs, key_params, start_gradient, store_input, store_param
+from kcpgen.emit.triton_sweeps import (
+    Collected,
+    Sweeps,
+    begun,
+    collected,
+    key_inputs,
+    key_params,
+    start_gradient,
+    store_input,
+    store_param,
+)
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import Param, TokenInput
 
@@ -30,10 +40,12 @@ from kcpgen.spec import Param, TokenInput
 def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     sweeps = make_sweeps(plan)
     rows, columns, scores = row_names(plan), column_names(plan), score_gradients(plan)
-    row_operands = [*load_scalars(plan), *load_keys(plan), log_decay(plan), *form_operands(plan)]
-    pair, key_gradients = list(_pair(plan)), _key_gradients(plan, sweeps)
+    row_inputs = [*load_scalars(plan), *load_keys(plan)]
+    row_operands = [*row_inputs, log_decay(plan), *form_operands(plan)]
     parts = _parts(plan, sweeps)
-    block_parts = lines_of(_block_parts(plan, parts))
+    gradients, key_gradients = _collected(plan, parts, _key_gradients(plan, sweeps))
+    pair = list(_pair(plan))
+    block_parts = lines_of(_block_parts(plan, parts, gradients))
     finish = _finish(plan, sweeps, parts)
     whole = [*row_operands, *key_gradients, *block_parts]
     sums = ["sums"] if plan.sums else []
@@ -47,6 +59,7 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **launcher(plan, shared, sweeps),
         used=used_arguments(plan, whole),
         device_functions=device_functions(device),
+        row_inputs=row_inputs,
         row_operands=row_operands,
         rows=rows,
         columns=columns,
@@ -55,9 +68,9 @@ def emit_near_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         before=plan.exclusive,
         pair=pair,
         dG=_decay_share(plan, [r for r in rows if not is_exclusive(plan, r)], columns),
-        dG_before=f" + {_decay_share(plan, [r for r in rows if is_exclusive(plan, r)], [])}" if plan.exclusive else "",
+        dG_before=_decay_share(plan, [r for r in rows if is_exclusive(plan, r)], []) if plan.exclusive else "",
         far=far,
-        begun=[start_gradient(p) for p in plan.spec.params if p in key_params(plan) or p.name in parts],
+        begun=[gradient.start for gradient in gradients],
         key_gradients=key_gradients,
         row_parts=list(_row_parts(plan, parts)),
         block_parts=block_parts,
@@ -106,6 +119,16 @@ def _key_gradients(plan: KernelPlan, sweeps: Sweeps) -> list[str]:
     return lines_of([*summed, *begun([*key_inputs(plan), *starting], lines, "BLOCKS"), *stores])
 
 
+def _collected(plan: KernelPlan, parts: list[str], lines: list[str]) -> tuple[list[Collected], list[str]]:
+    """Gradients of parameters, and the lines of one row that add to them: a program sums over its tokens once."""
+    gradients = []
+    for p in plan.spec.params:
+        if p in key_params(plan) or p.name in parts:
+            gradient, lines = collected(p, lines)
+            gradients.append(gradient)
+    return gradients, lines
+
+
 def _touched(lines: list[str]) -> set[str]:
     return set(re.findall(r"\bd_(\w+) [+-]?= ", "\n".join(lines)))
 
@@ -123,15 +146,26 @@ def _row_parts(plan: KernelPlan, parts: list[str]) -> Iterator[str]:
             yield f"tl.store({place} + {number} * C + rows, d_{name})"
 
 
-def _block_parts(plan: KernelPlan, parts: list[str]) -> Iterator[str]:
-    for p in key_params(plan):
-        yield f"if d_{p.name}_ptr is not None:\n    {store_param(p)}"
+def _block_parts(plan: KernelPlan, parts: list[str], gradients: list[Collected]) -> Iterator[str]:
     place = f"parts_ptr + tl.program_id(0).to(tl.int64) * ({len(parts)} * C)"
-    yield from (f"tl.store({place} + {n} * C, d_{name})" for n, name in enumerate(parts) if _per_head(plan, name))
+    for gradient in gradients:
+        p = gradient.param
+        if p.axis:
+            yield f"if d_{p.name}_ptr is not None:\n    {store_param(p, gradient.whole)}"
+        else:
+            yield from where_read(plan, p, f"tl.store({place} + {parts.index(p.name)} * C, {gradient.whole})")
 
 
 def _per_head(plan: KernelPlan, name: str) -> bool:
     return name in {p.name for p in plan.spec.params}
+
+
+def _add_part(plan: KernelPlan, number: int, name: str) -> list[str]:
+    """What `finish_kernel` adds of one block of the key axis; of a parameter that nothing reads there is none."""
+    part = f"part + {number} * C"
+    if name in (params := {p.name: p for p in plan.spec.params}):
+        return where_read(plan, params[name], f"d_{name} += tl.load({part})")
+    return [f"d_{name} += tl.load({part} + rows)"]
 
 
 def _finish(plan: KernelPlan, sweeps: Sweeps, parts: list[str]) -> dict[str, Value]:
@@ -141,10 +175,7 @@ def _finish(plan: KernelPlan, sweeps: Sweeps, parts: list[str]) -> dict[str, Val
     early = [*load_scalars(plan), *start_sums(plan)]
     for d in scalar_inputs(plan):
         early += resumed(d) if d in shared else [start_gradient(d)]
-    added = [
-        f"d_{name} += tl.load(part + {number} * C{'' if _per_head(plan, name) else ' + rows'})"
-        for number, name in enumerate(parts)
-    ]
+    added = [line for number, name in enumerate(parts) for line in _add_part(plan, number, name)]
     body = [*early, *added, *lines_of(sweeps.sweeps[0].scalars)]
     for sweep in later:
         loop = [f"        {line}" for line in strings(sweep["loop"])]

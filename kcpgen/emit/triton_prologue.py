@@ -25,7 +25,7 @@ KERNEL_NAMES = frozenset((
     "tl", "triton", "torch", "dot", "sigmoid", "softplus", "read", "decay", "layout", "tiles", "prepared", "do",
     "states", "scratch", "scale", "precision", "block", "corner", "tile", "collected", "arriving", "decay_before",
     "decay_parts", "part", "parts", "key_block", "key_start", "key_tile", "state_tile", "value_tile", "ROWS",
-    "BLOCKS", "Gs", "dG_block", "t", "s", "together", "mismatch", "borders", "unseen", "chunks", "stretches",
+    "BLOCKS", "Gs", "dGs", "dG_block", "t", "s", "together", "mismatch", "borders", "unseen", "chunks", "stretches",
 ))  # fmt: skip
 
 
@@ -137,12 +137,15 @@ def load_params(plan: KernelPlan, params: Iterable[Param]) -> Iterator[str]:
             load = f"tl.load({p.name}_ptr + head * {width} + {columns}, mask={columns} < {width}, other=0.0)"
         else:
             load = f"tl.load({p.name}_ptr + head)"
-        options = sorted({mode_name(r.option) for r in plan.rewrites if p.name in plan.reads(r.value)})
-        if _used_outside_options(plan, p.name):
-            yield f"{name} = {load}"
-        else:
-            yield f"if {' or '.join(f'{o} > 0' for o in options)}:"
-            yield f"    {name} = {load}"
+        yield from where_read(plan, p, f"{name} = {load}")
+
+
+def where_read(plan: KernelPlan, p: Param, statement: str) -> list[str]:
+    """A statement that is to act only if something reads this parameter."""
+    if _used_outside_options(plan, p.name):
+        return [statement]
+    options = sorted({mode_name(r.option) for r in plan.rewrites if p.name in plan.reads(r.value)})
+    return [f"if {' or '.join(f'{o} > 0' for o in options)}:", f"    {statement}"]
 
 
 def _used_outside_options(plan: KernelPlan, name: str) -> bool:

@@ -7,6 +7,7 @@ those of the loop over key blocks, and those that follow it and act on one numbe
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -167,6 +168,54 @@ def begun(declared: Iterable[TokenInput | Param], lines: Sequence[str], tokens: 
     return [*starts, *lines]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """The gradient of a parameter, added up tile by tile in a loop; sums over `axes`, in turn, are left for the end."""
+
+    param: Param
+    axes: tuple[int, ...]
+
+    @property
+    def start(self) -> str:
+        """Zero for each token of a row, or also for each key."""
+        if not self.axes:
+            return start_gradient(self.param)
+        shape = "(BLOCKS, BK)" if self.param.axis or len(self.axes) > 1 else "(BLOCKS,)"
+        return f"d_{self.param.name} = tl.zeros({shape}, tl.float32)"
+
+    @property
+    def whole(self) -> str:
+        code = f"d_{self.param.name}"
+        for axis in self.axes:
+            code = f"tl.sum({code}, axis={axis})"
+        return code
+
+
+def collected(param: Param, lines: Sequence[str]) -> tuple[Collected, list[str]]:
+    """Lines of a loop over rows, those that add to a parameter's gradient without the sums that are common to them."""
+    added = [re.fullmatch(rf"(\s*d_{param.name} [+-]= )(.*)", line) for line in lines]
+    shares = [match[2] for match in added if match]
+    axes: list[int] = []
+    while shares and (axis := _common_sum(shares)) is not None:
+        axes.insert(0, axis)
+        shares = [share.removeprefix("tl.sum(").removesuffix(f", axis={axis})") for share in shares]
+    left = iter(shares)
+    kept = [f"{match[1]}{next(left)}" if match else line for match, line in zip(added, lines, strict=True)]
+    return Collected(param=param, axes=tuple(axes)), kept
+
+
+def _common_sum(shares: Sequence[str]) -> int | None:
+    """The axis, if each of these expressions is as a whole a sum over it."""
+    axes = {_summed_over(ast.parse(share, mode="eval").body) for share in shares}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def _summed_over(code: ast.expr) -> int | None:
+    if not (isinstance(code, ast.Call) and ast.unparse(code.func) == "tl.sum"):
+        return None
+    return int(ast.literal_eval(code.keywords[0].value))
+
+
 def start_gradient(declared: TokenInput | Param, tokens: str = "C") -> str:
     width = {"": "", "K": "BK", "V": "BV"}[declared.axis]
     sizes = [*([tokens] if isinstance(declared, TokenInput) else []), *([width] if width else [])]
@@ -182,11 +231,12 @@ def store_input(i: TokenInput) -> str:
     return f"store_column(d_{i.name}_ptr + token_head, HV, rows, count, d_{i.name})"
 
 
-def store_param(p: Param) -> str:
+def store_param(p: Param, value: str = "") -> str:
+    value = value or f"d_{p.name}"
     if p.axis:
         columns, width = COLUMNS[p.axis]
-        return f"tl.store(d_{p.name}_ptr + at * {width} + {columns}, d_{p.name}, mask={columns} < {width})"
-    return f"tl.store(d_{p.name}_ptr + at, d_{p.name})"
+        return f"tl.store(d_{p.name}_ptr + at * {width} + {columns}, {value}, mask={columns} < {width})"
+    return f"tl.store(d_{p.name}_ptr + at, {value})"
 
 
 def _guarded(p: Param) -> str:

@@ -120,8 +120,9 @@ def log2_decay(g):
 
 @triton.jit
 def decays(log_decay):
-    """Where a log2_decay was not clamped: below, neither the value nor the gradient matters."""
-    return log_decay > NO_DECAY_BELOW * LOG2_E
+    """Where a log2_decay was not clamped, also if it is the difference of two rounded sums: this far down, neither the
+    value nor the gradient matters."""
+    return log_decay > (NO_DECAY_BELOW + 1.0) * LOG2_E
 
 
 @triton.jit

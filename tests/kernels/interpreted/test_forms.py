@@ -85,6 +85,13 @@ FORMS = {
         "option gate: g <- -exp(d) softplus(g + c)",
         "    when twice: g <- -2 exp(d) softplus(g + c)",
     ),
+    "parameters_of_a_gate_and_of_reads": (  # one alone in what it adds up, two always and one at times with others
+        "token q, k, p : [HV, K]", VALUES, GATES, BETA,
+        "param a : [HV]", "param b : [HV]", "param c : [HV]", "param d : [HV, K]", "param f : [HV]",
+        "S[t] = Diag(exp(g)) S[t-1] - x k (p^T S[t-1]) + k v^T", READ,
+        "option scaled: q <- exp(c) (q .* d)",
+        "option gate: g <- -2 sigmoid(f) sigmoid(exp(a + b + c) (g - d))",
+    ),
 }  # fmt: skip
 
 
