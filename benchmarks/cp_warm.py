@@ -11,8 +11,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import cp_time
 import torch
@@ -20,9 +22,11 @@ import torch.distributed as dist
 from cp_workers import Budget, on_workers
 
 from benchmarks.harness.tuning import Tuning, brief, launch_only
+from kcpgen.runtime import stretches
+from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.compare import relative_rms
 
-TOKENS, RANKS = 1024, 4  # a first rank, two inside and a last one: all that is ever launched
+TOKENS, RANKS = 4096, 4  # a first rank, two inside and a last one: all that is ever launched
 SHARDS = 4  # processes that share the configurations of one peer's kernels
 WARM_SHARE = 0.4  # of the time left, the most that one round of compiling may take
 
@@ -84,8 +88,19 @@ def compile_one(
     """In a process of its own: launch everything that a measurement of this subject will."""
     start = time.monotonic()
     Tuning(most=chosen.peer_configs, shard=shard, known=known).install(launch_only)
-    _run(chosen, cp_time.subject(chosen, name, who, TOKENS, heads))
+    for way in _ways_of_long_sequences() if who == "kcpgen" else [nullcontext()]:
+        with way:
+            _run(chosen, cp_time.subject(chosen, name, who, TOKENS, heads))
     yield {"compiled": name, "who": who, "H": heads, "shard": shard, "seconds": round(time.monotonic() - start, 1)}
+
+
+def _ways_of_long_sequences() -> list[AbstractContextManager[Any]]:
+    """Whole, in stretches, in segments: few tokens would go the first way alone."""
+    return [
+        forced_segments(1),
+        mock.patch.object(stretches, "worth_launches", return_value=True),
+        forced_segments(3),
+    ]
 
 
 def _agreement(chosen: argparse.Namespace, name: str, who: str, heads: int) -> float | str:

@@ -246,3 +246,12 @@ def test_the_watch_looks_until_a_collective_ends_or_is_in_trouble() -> None:
     watch.add(Work(), lambda: not troubled.append(1))  # type: ignore[arg-type, func-returns-value]
     assert eventually(lambda: watch._thread is None)
     assert troubled == [1]
+
+
+def test_a_watch_ends_with_the_process_and_not_after_it() -> None:
+    watch = Watch()
+    watch.add(Work(), lambda: False)  # type: ignore[arg-type]
+    thread = watch._thread
+    assert thread is not None
+    watch.end()
+    assert not thread.is_alive()

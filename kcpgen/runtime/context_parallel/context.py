@@ -161,9 +161,15 @@ def build_cp_context(
 
 
 _transports: dict[dist.ProcessGroup, GroupTransport] = {}
-# A group's threads may still hold tensors of the last exchange, and need the interpreter to let them go: what ends with
-# it and not before, as the values of a module do, would have them abort a process that has done its work.
-atexit.register(_transports.clear)
+
+
+@atexit.register
+def _end_transports() -> None:
+    """A group's threads, and ours, need the interpreter, if only to let tensors of the last exchange go. What ends with
+    it and not before, as the values of a module do, would have them abort a process that has done its work."""
+    for transport in _transports.values():
+        transport.end()
+    _transports.clear()
 
 
 def _transport(group: dist.ProcessGroup | Transport | None) -> Transport:

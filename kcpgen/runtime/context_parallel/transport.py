@@ -257,6 +257,10 @@ class GroupTransport:
         self.broken = error
         return error
 
+    def end(self) -> None:
+        """Nothing of this process outlives it in a thread of its own."""
+        self._watch.end()
+
     def watch(self, work: dist.Work, timeout: float) -> None:
         place, until = self._place, time.monotonic() + timeout
         self._watch.add(work, lambda: self._in_trouble(place, until))
@@ -363,12 +367,23 @@ class _Watched:
 
 
 class Watch:
-    """One thread that looks at collectives under way, alive only while there are any."""
+    """One thread that looks at collectives under way, alive only while there are any, or until `end`.
+
+    Python ends what is left of its threads where they next ask for the interpreter; inside a call of torch, which lets
+    go of it meanwhile, that ends the process with an error.
+    """
 
     def __init__(self) -> None:
         self._items: list[_Watched] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        self._ended.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(ANSWER_WITHIN)
 
     def add(self, work: dist.Work, in_trouble: Callable[[], bool]) -> None:
         with self._lock:
@@ -378,8 +393,7 @@ class Watch:
                 self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            time.sleep(0.2)
+        while not self._ended.wait(LOOK_EVERY):
             with self._lock:
                 self._items = [item for item in self._items if not item.ended]
                 oldest = self._items[:1]
