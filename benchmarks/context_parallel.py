@@ -126,6 +126,7 @@ def _join_group(device: str) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % devices)
         if devices >= ranks:  # as docs/context_parallel.md says: a gather is placed before kernels that began earlier
             backend, options = "nccl", dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            options.config.max_ctas = 8
     dist.init_process_group(backend, rank=rank, world_size=ranks, pg_options=options)
 
 
