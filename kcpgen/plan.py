@@ -100,6 +100,11 @@ class KernelPlan:
         its own: the state enters the scan's correction in two 16-bit parts."""
         return any(self.values[e] == 0 for e in self.erasing)
 
+    def passes_on(self, erase: int, term: int) -> bool:
+        """Whether what a term writes enters a corrected value that is nothing else than what an erase reads. The score
+        of two tokens then scales a whole value, and nothing drowns its rounding: its operands keep two parts each."""
+        return bool(self.values[erase] == 0 and self.values[term] != 0)
+
     @property
     def erases_apart(self) -> bool:
         """Whether some erase vector writes nothing. Its gradient comes from dR alone, so nothing drowns the rounding of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import triton_values
@@ -200,25 +200,29 @@ def _scores(plan: KernelPlan) -> list[str]:
 def _scores_vector(plan: KernelPlan) -> str:
     scores = list(rows_of_scores(plan))
     variable = {b: base_variable(plan, b) for b in plan.bases}
-    exclusive = {row.base for _, row, _ in scores if row.exclusive}
-    inclusive = {row.base for _, row, _ in scores if not row.exclusive}
+    scaled = {f"{variable[b]}_column": f"{variable[b]} * to_edge" for b in plan.bases if b in plan.write}
+    for exclusive, suffix, decay in ((False, "row", "from_edge"), (True, "before", "tl.exp2(G_before - edge)")):
+        rows = {row.base for _, row, _ in scores if row.exclusive is exclusive}
+        scaled |= {f"{variable[b]}_{suffix}": f"{variable[b]} * {decay}" for b in plan.bases if b in rows}
+    pairs = {
+        score: (f"{variable[row.base]}_{'before' if row.exclusive else 'row'}", f"{variable[plan.write[j]]}_column")
+        for score, row, j in scores
+    }
+    whole = {f"L_{i}_{j}" for i in plan.erasing for j in plan.terms if plan.passes_on(i, j)}
+    in_two = {operand for score in whole for operand in pairs[score]}
 
-    def tiles(chosen: Iterable[str]) -> list[str]:
-        return [variable[b] for b in plan.bases if b in chosen]
+    def added(score: str, row: str, column: str) -> str:
+        if score in whole:
+            return f"dot_both({row}, {row}_rest, tl.trans({column}), tl.trans({column}_rest), {score}, PRECISION)"
+        return f"{score} + dot({row}, tl.trans({column}), PRECISION)"
 
     return render(
         "decay/scores_vector.py.jinja",
-        columns=tiles(plan.write),
-        inclusive=tiles(inclusive),
-        exclusive=tiles(exclusive),
-        pairs=[
-            [
-                score,
-                variable[row.base] + ("_before" if row.exclusive else "_row"),
-                variable[plan.write[j]],
-            ]
-            for score, row, j in scores
+        operands=[
+            f"{name}, {name}_rest = in_two({value}, LOW)" if name in in_two else f"{name} = {rounded(value)}"
+            for name, value in scaled.items()
         ],
+        pairs=[[score, added(score, *operands)] for score, operands in pairs.items()],
         own_token=[[f"own_{j}", variable[plan.read.base], variable[plan.write[j]]] for j in plan.terms],
     )
 

@@ -258,10 +258,17 @@ def in_place(x):
 
 
 @triton.jit
+def in_two(x, LOW: tl.constexpr):
+    """x as an operand of dots, and what rounding it lost."""
+    low = x.to(LOW)
+    return low, (x - low.to(tl.float32)).to(LOW)
+
+
+@triton.jit
 def rounded_apart(x, LOW: tl.constexpr):
     """x as an operand of dots, `in_place`, and what rounding it lost."""
-    low = x.to(LOW)
-    return in_place(low), (x - low.to(tl.float32)).to(LOW)
+    low, lost = in_two(x, LOW)
+    return in_place(low), lost
 
 
 @triton.jit
@@ -298,6 +305,17 @@ def dot_two(a, a_rest, b, PRECISION: tl.constexpr):
     if a.dtype == tl.float32:
         return tl.dot(a, b, input_precision=PRECISION)
     return tl.dot(a, b) + tl.dot(a_rest, b)
+
+
+@triton.jit
+def dot_both(a, a_rest, b, b_rest, total, PRECISION: tl.constexpr):
+    """total + (a + a_rest) @ (b + b_rest) of fp32 values in two 16-bit parts each, but for the product of the rests;
+    fp32 operands have none. Accumulated throughout: no sum of products waits in registers of its own."""
+    if a.dtype == tl.float32:
+        return total + tl.dot(a, b, input_precision=PRECISION)
+    total = tl.dot(a_rest, b, total)
+    total = tl.dot(a, b_rest, total)
+    return tl.dot(a, b, total)
 
 
 @triton.jit
