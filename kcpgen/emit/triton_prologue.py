@@ -144,8 +144,18 @@ def where_read(plan: KernelPlan, p: Param, statement: str) -> list[str]:
     """A statement that is to act only if something reads this parameter."""
     if _used_outside_options(plan, p.name):
         return [statement]
-    options = sorted({mode_name(r.option) for r in plan.rewrites if p.name in plan.reads(r.value)})
-    return [f"if {' or '.join(f'{o} > 0' for o in options)}:", f"    {statement}"]
+    return [f"if {' or '.join(sorted(_reading(plan, p.name)))}:", f"    {statement}"]
+
+
+def _reading(plan: KernelPlan, name: str) -> Iterator[str]:
+    """When an option reads a parameter: it is not given where only other variants of the option do."""
+    for option in {r.option for r in plan.rewrites}:
+        modes = {r.mode for r in plan.rewrites if r.option == option}
+        reading = {r.mode for r in plan.rewrites if r.option == option and name in plan.reads(r.value)}
+        if reading == modes:
+            yield f"{mode_name(option)} > 0"
+        else:
+            yield from (f"{mode_name(option)} == {mode}" for mode in sorted(reading))
 
 
 def _used_outside_options(plan: KernelPlan, name: str) -> bool:

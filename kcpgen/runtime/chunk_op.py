@@ -322,7 +322,8 @@ class Backward(_Op):
 
     def __enter__(self) -> Backward:
         if self._behind is not None:
-            self._behind.begin(self)
+            with told_to_others(self.name, self._run.cp):  # half of what a backward allocates, before the exchange
+                self._behind.begin(self)
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -64,8 +64,9 @@ def apart(device: torch.device) -> Iterator[torch.cuda.Stream]:
         yield stream
 
 
-@lru_cache(maxsize=8)
-def _serial_stream(device: torch.device) -> torch.cuda.Stream:
+@lru_cache(maxsize=64)
+def _serial_stream(device: torch.device, caller: int) -> torch.cuda.Stream:
+    """One for each stream that calls: what one caller's waits for must not keep another one's waiting."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
@@ -78,8 +79,8 @@ class SerialStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = _serial_stream(device) if device.type == "cuda" else None
         self._current = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stream = None if self._current is None else _serial_stream(device, self._current.cuda_stream)
 
     @contextmanager
     def work(self) -> Iterator[None]:

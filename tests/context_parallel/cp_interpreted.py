@@ -12,6 +12,7 @@ from cp_rows import OPS, op, row
 from torch import Tensor
 
 from kcpgen.runtime import chunk_op, split_passes, stretches
+from kcpgen.runtime.context_parallel import passes
 from kcpgen.simulate.call import Spread, long_memory, on_ranks
 from kcpgen.simulate.compare import simulate
 from kcpgen.simulate.merges import entering, observed_merges
@@ -91,6 +92,23 @@ def ranks_in_stretches() -> dict[str, list[str]]:
     return found
 
 
+def kept() -> list[list[int]]:
+    """Of each rank that received a state: bytes of what it keeps of it, and of the memory that this is part of."""
+    found = []
+    forward = passes.forward
+
+    def observed(*args: Any) -> passes.Kept:
+        kept = forward(*args)
+        if kept.entering is not None:
+            found.append([kept.entering.nbytes, kept.entering.untyped_storage().nbytes()])
+        return kept
+
+    case = row((384,), dtype="bfloat16", **SMALL)
+    with mock.patch.object(passes, "forward", observed):
+        on_ranks(op("kda"), case, long_memory(op("kda"), case, "cpu"), Spread(ranks=3))
+    return found
+
+
 def scanned() -> dict[str, list[int]]:
     """Of four ranks of two chunks that hold AA, AA, AB, BB: tokens that the forward's scans on each go through."""
     found = {}
@@ -138,5 +156,5 @@ def summaries() -> dict[str, list[bool]]:
 
 
 if __name__ == "__main__":
-    bodies = (two_ranks, entering_states, ranks_in_segments, ranks_in_stretches, scanned, summaries)
+    bodies = (two_ranks, entering_states, ranks_in_segments, ranks_in_stretches, kept, scanned, summaries)
     print(json.dumps({f.__name__: f for f in bodies}[sys.argv[1]]()))

@@ -57,6 +57,11 @@ def test_ranks_may_run_kernels_beside_each_other() -> None:
     assert found == {"kda": [], "delta_rule": [], "gla": [], "simple_gla": []}
 
 
+def test_of_what_was_gathered_a_rank_keeps_one_state() -> None:
+    found = json.loads(interpreted(str(INTERPRETED), "kept"))
+    assert found == [[4 * 16 * 16] * 2] * 2
+
+
 def test_a_sequence_that_begins_on_a_rank_is_gone_through_once() -> None:
     """As it is, on rank 0 and 2; in two segments the first of them is summarised for the second, as on one device.
     Only rank 1, inside a sequence, goes through it for a summary; looking ahead, it takes that of its segments."""

@@ -96,8 +96,8 @@ class Exchange:
             self.wait()
             return
         with apart(self.payload.device) as stream:
-            for x in (self.payload, self.wait()):
-                x.record_stream(stream)
+            self.payload.record_stream(stream)
+            self.wait().record_stream(stream)
 
     def _received(self) -> Tensor:
         assert self._pending is not None

@@ -101,10 +101,11 @@ def forward(op: Forward, cp: CPContext, initial: Tensor | None, final: Tensor | 
             return Kept(entering=None, transitions=None)
         entering = None
         if shard.receives:
-            received = Awaited(lambda: _merge(op, cp, exchange.form, exchange.wait(), None, backward=False)[None])
+            room = op.states(1)  # kept, so memory of the current stream's, and not a view of all that was gathered
+            received = Awaited(lambda: room.copy_(_merge(op, cp, exchange.form, exchange.wait(), None, backward=False)))
             op.run(waiting, received, _rows(final, waiting))
             entering = received.get()[0]
-        return Kept(entering=entering, transitions=_transitions_after(cp, exchange))
+        return Kept(entering=entering, transitions=_transitions_after(op, cp, exchange))
 
 
 def _run(op: Forward, sequences: range, initial: Tensor | None, final: Tensor | None) -> None:
@@ -197,10 +198,10 @@ def _merge(
     return op.merge(form.states(gathered)[chain], transitions, kind=op.kind, backward=backward, method=cp.merge)
 
 
-def _transitions_after(cp: CPContext, exchange: Exchange) -> Tensor | None:
+def _transitions_after(op: Op, cp: CPContext, exchange: Exchange) -> Tensor | None:
     """A copy: the gathered payloads are not kept until the backward. A rank that needs none of them does not wait."""
     interior = cp.shard.post_num_ranks - 1
-    if not exchange.form.transitions or interior < 1:
+    if not (op.differentiable and exchange.form.transitions) or interior < 1:
         exchange.leave()
         return None
     return exchange.form.transition(exchange.wait())[cp.rank + 1 : cp.rank + 1 + interior].clone()

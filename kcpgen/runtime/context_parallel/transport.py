@@ -246,6 +246,8 @@ class GroupTransport:
         text = f"context parallelism: rank {self.rank} waits {self._waits}: {reason}"
         if absent:
             text += f"; not there: rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+        last = {notice["rank"]: notice for notice in self._board.of_others() if "failed" in notice}
+        text += "".join(f"; {last[r]['failed']}" for r in absent if r in last and last[r]["joined"] < self.call)
         found = differing(said)
         text += f"; {found}" if found else ""
         return self._break(RankMismatchError(text) if found else RankTimeoutError(text))
