@@ -95,7 +95,6 @@ def timed(part: str, function: Function) -> Function:
 
 # Methods of the runtime, and the part of a call that each of them is.
 METHODS = (
-    ("Forward", "__init__", "prepare"),
     ("Forward", "summarise", "pre-process"),
     ("Forward", "run", "scan"),
     ("Backward", "summarise", "pre-process"),
@@ -116,7 +115,7 @@ def own_parts(device: str) -> Iterator[None]:
         from kcpgen.runtime import chunk_op
 
         targets += [(getattr(chunk_op, owner), name, part) for owner, name, part in METHODS]
-        targets.append((chunk_op.Backward, "replay", "replay"))
+        targets += [(chunk_op.Forward, "prepare", "prepare"), (chunk_op.Backward, "replay", "replay")]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(stretches, "side_by_side", return_value=()))
         for owner, name, part in targets:

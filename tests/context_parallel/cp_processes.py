@@ -20,6 +20,7 @@ import torch.distributed as dist
 from cp_rows import OPS, op, relative, row
 
 from kcpgen.runtime import build_cp_context
+from kcpgen.runtime.awaited import Awaited
 from kcpgen.runtime.context_parallel import torch_op, transport
 from kcpgen.simulate.call import by_token, long_memory, on_one_rank
 from kcpgen.verify.compare import evaluate
@@ -251,6 +252,30 @@ def backward_out_of_step(rank: int, step: int) -> dict[str, Any]:
                 o.sum().backward()
 
     return _caught(steps)
+
+
+def failing_while_it_waits(rank: int) -> dict[str, Any]:
+    """Rank 1 fails where it has joined an exchange and waits for a state: the others hear of it in their backward."""
+    case = row((30, 6))
+    inputs = long_memory(op("kda"), case, "cpu")
+    cp = build_cp_context(torch.tensor(case.offsets), dist.new_group(), layout=(12, 12, 12), timeout=30.0)
+    span = slice(cp.shard.start, cp.shard.stop)
+    run = torch_op.TorchForward.run
+
+    def fails(self: Any, sequences: range, initial: Any, final: Any) -> None:
+        if isinstance(initial, Awaited):
+            raise MemoryError("out of memory")
+        run(self, sequences, initial, final)
+
+    def forward() -> torch.Tensor:
+        tokens = {name: x.detach()[:, span].requires_grad_() for name, x in inputs.tokens.items()}
+        return op("kda").chunk(**tokens, cp_context=cp)[0]
+
+    if rank == 1:
+        with mock.patch.object(torch_op.TorchForward, "run", fails):
+            return _caught(forward)
+    o = forward()
+    return _caught(lambda: o.sum().backward())
 
 
 def many_contexts(rank: int) -> tuple[int, float]:

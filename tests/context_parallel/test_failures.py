@@ -98,6 +98,15 @@ def test_a_call_refused_by_all_ranks_may_be_repeated(ranks: Troubles) -> None:
     assert [troubles["retry of all"]["error"] for troubles in ranks] == ["none"] * 3
 
 
+def test_a_rank_that_fails_after_it_has_joined_is_quoted_by_the_others() -> None:
+    first, failed, last = cp_processes.run(3, cp_processes.failing_while_it_waits)
+    assert failed["error"] == "MemoryError"
+    for found in (first, last):
+        assert found["error"] == "RankFailedError"
+        assert "rank 1 failed before exchange 2: MemoryError: out of memory" in found["text"]
+        assert found["seconds"] < PROMPTLY
+
+
 @pytest.mark.parametrize("kind", ["error inside", "error in a run"])
 def test_a_group_goes_on_after_a_rank_failed_inside_a_call(ranks: Troubles, kind: str) -> None:
     """In a summary, or in the run whose final state would be one. The scenario ends with a call that succeeds."""
