@@ -10,11 +10,24 @@ import ast
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-ACTS = ("store", "atomic", "barrier", "print", "assert")
+ACTS = (
+    "store",
+    "atomic",
+    "barrier",
+    "print",
+    "assert",
+    "copy",
+    "fetch",
+    "expect",
+    "arrive",
+    "fence",
+    "wait",
+    "specialize",
+)
 
 
 def tidy(source: str) -> str:
-    """`source` with its `@triton.jit` functions tidied."""
+    """`source` with its `@triton.jit` and `@gluon.jit` functions tidied."""
     return merge_branches(drop_idle(source))
 
 
@@ -44,7 +57,7 @@ def merge_branches(source: str) -> str:
 
 def _kernels(source: str) -> list[ast.FunctionDef]:
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
-    return [f for f in functions if any(ast.unparse(decorator) == "triton.jit" for decorator in f.decorator_list)]
+    return [f for f in functions if any(ast.unparse(d) in ("triton.jit", "gluon.jit") for d in f.decorator_list)]
 
 
 class _Liveness:

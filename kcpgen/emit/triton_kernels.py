@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcpgen.emit.arguments import value_input
+from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, in_roles
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
 from kcpgen.emit.triton_gradients import emit_gradients
@@ -27,11 +28,18 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
         "scan.py": emit_scan(plan),
         "states.py": emit_states(plan),
         "reverse.py": emit_reverse(plan),
+        **_serial_in_roles(plan),
         "score_gradients.py": emit_score_gradients(plan, shared),
         **_key_axis(plan, shared),
         **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
         "autograd.py": _emit_autograd(plan),
     }
+
+
+def _serial_in_roles(plan: KernelPlan) -> dict[str, str]:
+    if not in_roles(plan):
+        return {}
+    return {"scan_hopper.py": emit_scan_hopper(plan), "reverse_hopper.py": emit_reverse_hopper(plan)}
 
 
 def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:

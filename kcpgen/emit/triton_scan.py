@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit import triton_values
+from kcpgen.emit.gluon_serial import in_roles
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import BlockPrinter, math
 from kcpgen.emit.triton_imports import device_functions
@@ -38,6 +39,7 @@ def emit_scan(plan: KernelPlan) -> str:
         **body,
         device_functions=_functions(operands, *body.values(), ["load_vectors("] if raw else []),
         equations=[math(e) for e in [*values.values(), *equations]],
+        in_roles=int(in_roles(plan)),
         raw_values=raw,
         raw_loads=[f"{name}_tile = {_load_raw(name)}" for name in raw],
         raw_tensors=[f"vector_descriptor(prepared.{name}, prepared.values_in_place, C, block)," for name in raw],
@@ -81,6 +83,7 @@ def emit_reverse(plan: KernelPlan) -> str:
         **body,
         device_functions=_functions(operands, *body.values()),
         equations=[math(e) for e in equations],
+        in_roles=int(in_roles(plan)),
         gradients=[f"dU_{j}" for j in plan.terms],
         solved=[f"dU_{e}" for e in plan.erasing],
     )

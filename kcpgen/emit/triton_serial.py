@@ -42,11 +42,11 @@ def is_vector(plan: KernelPlan, field: str) -> bool:
 def _load(plan: KernelPlan, name: str) -> str:
     if not is_vector(plan, name):
         return f"{name}.load([at * C, 0])"
-    head = "group" if _shared(plan, name) else "head"
+    head = "group" if shared(plan, name) else "head"
     return f"load_vectors({name}, batch, {head}, first + c * C, first_chunk + c, head, 0, IN_PLACE)"
 
 
-def _shared(plan: KernelPlan, name: str) -> bool:
+def shared(plan: KernelPlan, name: str) -> bool:
     """Whether the input that a field may be has heads that value heads share."""
     base = plan.read.base if name == "read" else plan.write[int(name.removeprefix("write_"))]
     return any(i.name == base and i.heads == "H" for i in plan.spec.inputs)

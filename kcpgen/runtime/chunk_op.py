@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import split, split_passes, stretches
+from kcpgen.runtime import hopper, split, split_passes, stretches
 from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.context_parallel import passes
@@ -512,7 +512,7 @@ def run_chunks(
         heads=v.shape[2],
         batch=rows,
         starts=starts,
-        tiles=tiles,
+        tiles=hopper.settled(tiles, v.device),
         cp=cp,
         differentiable=requires_grad(initial_state, *inputs, *params),
         segments=split.asked_for(tiles.segments),

@@ -51,11 +51,16 @@ class GradientTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class ScanTiles:
-    """Tiles of a serial kernel: state columns per program, warps, chunks in flight."""
+    """Tiles of a serial kernel: state columns per program, warps, chunks in flight.
+
+    roles: whether its warps have roles where the device has them, see `kcpgen.runtime.hopper`, which then chooses warps
+    and stages.
+    """
 
     value_block: int
     warps: int
     stages: int
+    roles: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,337 @@
+"""`scan_hopper.py` and `reverse_hopper.py`: the serial kernels in Gluon, whose products are in flight together.
+
+The equations are those of `triton_scan`. What differs is that a sum becomes a line for each of its products, which
+begins it, and that a line says where the sum is waited for. Products are done in the order in which they are begun, so
+a wait names how many later ones may still be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcpgen.derivation.blocks import DIAGONALS
+from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
+from kcpgen.emit import triton_values
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_blocks import math, variable
+from kcpgen.emit.triton_scratch import field_of, row_decays
+from kcpgen.emit.triton_serial import is_vector, shared
+from kcpgen.plan import KernelPlan
+
+SHAPES = {"keys": "C, KP", "values": "C, BV", "scores": "C, C", "row": "1, C", "channels": "1, KP"}
+NUMBERS = ("row", "channels")  # kinds of tiles of fp32 numbers; the others feed dots
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """What the loading warp copies of a chunk. kind: a key of SHAPES. output: whether only the output needs it."""
+
+    name: str
+    kind: str
+    fetch: str
+    descriptor: str
+    output: bool = False
+
+    def as_data(self) -> dict[str, Value]:
+        return {
+            "name": self.name,
+            "shape": SHAPES[self.kind],
+            "dtype": "gl.float32" if self.kind in NUMBERS else "low",
+            "layout": "numbers" if self.kind in NUMBERS else "square" if self.kind == "scores" else "wide",
+            "fetch": self.fetch,
+            "descriptor": self.descriptor,
+            "output": self.output,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """An equation, transposed, as it is worked out: elementwise terms, then products; scale: of its first products.
+
+    layout: of its accumulator, "of_tokens" [BV, C] or "of_keys" [BV, KP].
+    """
+
+    name: str
+    layout: str
+    start: str
+    products: tuple[tuple[str, str], ...]
+    scale: str = ""
+
+    def lines(self) -> Iterator[str]:
+        if self.start and self.start != self.name:
+            yield f"{self.name} = {self.start}"
+        begin, into = ("product", self.name) if self.start else ("fresh_product", "nothing")
+        for left, right in self.products:
+            yield f"{self.name} = {begin}({left}, {right}, {into})"
+            begin, into = "product", self.name
+
+    def awaited(self, later: str) -> str:
+        return f"{self.name} = warpgroup_mma_wait({later}, deps=({self.name},))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Products:
+    """Writes sums over the tiles of one kernel.
+
+    state: the letter held in registers as [BV, KP], and `corrected` those held as [BV, C]; all others are tiles.
+    rename: letter -> name in the kernel, as in `BlockPrinter`. in_two: tiles held in two parts, which count where they
+    stand alone.
+    """
+
+    plan: KernelPlan
+    state: str
+    corrected: frozenset[str]
+    rename: Mapping[str, str]
+    in_two: frozenset[str] = frozenset()
+
+    def name(self, factor: Factor) -> str:
+        return self.rename.get(variable(factor), variable(factor))
+
+    def sum(self, equation: Equation, terms: Sequence[Monomial] | None = None, halves: bool = False) -> Sum:
+        """Of all terms, or of some. halves: whether the state enters products in two parts."""
+        target, layout = self.name(equation.target) + "_T", self._layout(equation.target)
+        start: list[str] = []
+        products: list[tuple[str, str]] = []
+        scale = ""
+        for term in equation.terms if terms is None else terms:
+            factors = [f for f in term.factors if f.name not in DIAGONALS]
+            if len(factors) == 1:
+                start.append(self._alone(term, factors[0], layout))
+                continue
+            left, right = factors[1].T, factors[0].T  # (A B)^T = B^T A^T
+            rows = self._row_decay(right)
+            scale = f"{rows}_tile.load({layout})" if rows and right.transposed else scale
+            products += self._operands(left, right, layout, halves, rows if not right.transposed else "")
+        return Sum(name=target, layout=layout, start=" + ".join(start), products=tuple(products), scale=scale)
+
+    def _layout(self, target: Factor) -> str:
+        return "of_keys" if self.name(target) == self.state else "of_tokens"
+
+    def _row_decay(self, right: Factor) -> str:
+        return row_decays(self.plan).get(variable(right), ("", ""))[0]
+
+    def _operands(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
+        second = _turned(f"{self.name(right)}_tile", right)
+        side = "left_of_keys" if layout == "of_keys" else "left"
+        if self.name(left) == self.state:
+            yield f"{self.state}_T_low", second
+            if halves:
+                yield f"{self.state}_T_rest", second
+        elif variable(left) in self.corrected:
+            yield f"gl.convert_layout({self.name(left)}_T_low, {side})", second
+        elif rows:
+            tile = _turned(f"{self.name(left)}_tile", left)
+            scaled = f"{tile}.load(of_tokens).to(gl.float32) * {rows}_tile.load(of_tokens)"
+            yield f"gl.convert_layout(({scaled}).to(low), {side})", second
+        else:
+            yield _turned(f"{self.name(left)}_tile", left), second
+
+    def _alone(self, term: Monomial, factor: Factor, layout: str) -> str:
+        """A term of one matrix, and what scales it."""
+        code = f"{self.state}_T"
+        if self.name(factor) != self.state:
+            parts = [self.name(factor), *([f"{self.name(factor)}_rest"] if factor.name in self.in_two else [])]
+            code = " + ".join(f"{part}_tile.permute([1, 0]).load({layout}).to(gl.float32)" for part in parts)
+            code = f"({code})" if len(parts) > 1 else code
+        for diagonal in (f for f in term.factors if f.name in DIAGONALS):
+            if diagonal.name != "decay_out":
+                code += f" * {variable(diagonal)}_tile.load({layout})"
+            elif self.plan.decay_axis is not None:
+                code += f" * decay_out_tile.load({layout})" if self.plan.decay_axis else " * decay_out"
+        return code
+
+
+def in_roles(plan: KernelPlan) -> bool:
+    """Whether there are such kernels of an op: a product can be added to a sum, not subtracted from it."""
+    equations = [*plan.form.solved, *plan.form.reverse_scan, *triton_values.equations(plan).values()]
+    return all(
+        term.sign > 0 for e in equations if e.target.name in ("U", "O", "S_next", "dU", "dS") for term in e.terms
+    )
+
+
+def emit_scan_hopper(plan: KernelPlan) -> str:
+    output, advance = (e for e in plan.form.solved if e.target.name in ("O", "S_next"))
+    values = triton_values.equations(plan)
+    two = frozenset({"value"} if triton_values.in_parts(plan) else ())
+    printer = Products(
+        plan=plan,
+        state="S",
+        corrected=frozenset(f"U_{e}" for e in plan.erasing),
+        rename=_rename(plan, {"S_next": "S"}),
+        in_two=two,
+    )
+    corrections = [printer.sum(values[e], halves=plan.reads_state_alone) for e in plan.erasing]
+    reading = [t for t in output.terms if "S" in (f.name for f in t.factors)]
+    read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
+    advanced = printer.sum(advance)
+    scaled = [read.awaited(str(len(advanced.products))), f"O_T = O_T * {read.scale}"] if read.scale else []
+    context: dict[str, Value] = {
+        "correct": [line for found in corrections for line in found.lines()],
+        "read": [*read.lines()],
+        "corrected_lines": [
+            line
+            for found, later in zip(corrections, _later(corrections), strict=True)
+            for line in (found.awaited(f"{later + len(read.products)} if STORE_OUTPUT else {later}"), _lowered(found))
+        ],
+        "advance": [*advanced.lines()],
+        "output": [*scaled, *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products)],
+        "outputs": len(written.products),
+        "corrected": [f"U_{e}" for e in plan.erasing],
+        "in_halves": int(plan.reads_state_alone),
+        "raw_values": triton_values.scan_only(plan),
+    }
+    tiles = _scan_tiles(plan)
+    equations = [math(e) for e in [*values.values(), output, advance]]
+    context["turns"] = _turns(context)
+    context["output_bytes"] = _bytes([t for t in tiles if t.output], "BV")
+    return render("scan_hopper.py.jinja", equations=equations, **context, **_common(plan, tiles, len(plan.erasing) + 1))
+
+
+def emit_reverse_hopper(plan: KernelPlan) -> str:
+    equations = plan.form.reverse_scan
+    printer = Products(
+        plan=plan,
+        state="dS_next",
+        corrected=frozenset(f"dU_{j}" for j in plan.terms),
+        rename=_rename(plan, {"dS": "dS_next"}),
+    )
+    corrections = [printer.sum(e, halves=True) for e in equations if e.target.name == "dU"]
+    (advance,) = (e for e in equations if e.target.name == "dS")
+    last = [t for t in advance.terms if "dU" in (f.name for f in t.factors)]
+    begun = printer.sum(advance, [t for t in advance.terms if t not in last])
+    ended = printer.sum(advance, last)
+    context: dict[str, Value] = {
+        "correct": [line for found in corrections for line in found.lines()],
+        "begin": [*begun.lines()],
+        "corrected_lines": [
+            line
+            for found, later in zip(corrections, _later(corrections), strict=True)
+            for line in (found.awaited(str(later + len(begun.products))), _lowered(found))
+        ],
+        "advance": [f"dS_next_T = product({left}, {right}, dS_next_T)" for left, right in ended.products],
+        "gradients": [f"dU_{j}" for j in plan.terms],
+        "solved": [f"dU_{e}" for e in plan.erasing],
+    }
+    context["turns"] = _turns(context)
+    leaving = len(plan.terms) + len(plan.erasing)
+    common = _common(plan, _reverse_tiles(plan), leaving)
+    common["leaving_bytes"] = f"2 * block * ({leaving} * C + KP)"
+    return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
+
+
+def _rename(plan: KernelPlan, more: Mapping[str, str]) -> dict[str, str]:
+    letters = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"V_{p}" for p in plan.pure_writes)]
+    return {**{letter: field_of(plan, letter) for letter in letters}, **more}
+
+
+def _turned(tile: str, factor: Factor) -> str:
+    return f"{tile}.permute([1, 0])" if factor.transposed else tile
+
+
+def _later(sums: Sequence[Sum]) -> list[int]:
+    """Products of the sums that follow, for each."""
+    return [sum(len(after.products) for after in sums[n + 1 :]) for n in range(len(sums))]
+
+
+def _turns(context: Mapping[str, Value]) -> int:
+    """Whether something of [BV, C] enters a product whose result is [BV, KP]."""
+    return int("left_of_keys" in str(context))
+
+
+def _lowered(found: Sum) -> str:
+    return f"{found.name}_low = {found.name}.to(low)"
+
+
+def _scan_tiles(plan: KernelPlan) -> list[Tile]:
+    raw = triton_values.scan_only(plan)
+    return [
+        _key_tile(plan, "q_in", output=True),
+        *(_key_tile(plan, f"w_out_{j}") for j in plan.terms),
+        *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
+        *(_scratch(f"U_{p}", "values") for p in plan.pure_writes if f"U_{p}" not in raw),
+        *(_vector(name, "values", "head", "block", "VALUES_IN_PLACE", "values_in_place") for name in raw),
+        *(_scratch(name, "scores") for name in triton_values.blocks(plan)),
+        *(_scratch(f"A_{j}", "scores", output=True) for j in plan.terms),
+        *(_scratch(name, "row") for name in triton_values.strengths(plan)),
+        *(_scratch(name, "row", output=True) for name, _ in row_decays(plan).values()),
+        *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
+    ]
+
+
+def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
+    place = "batch, head, first + c * C, 0, head, block, here, dO_ring.index(stage), True"
+    return [
+        Tile(
+            name="dO",
+            kind="values",
+            fetch=f"fetch_vectors(dO, {place})",
+            descriptor="vector_descriptor(do, True, C, block)",
+        ),
+        *(_key_tile(plan, letter) for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]),
+        *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
+        *(_scratch(f"A_{j}", "scores") for j in plan.terms),
+        *(_scratch(name, "row") for name, _ in row_decays(plan).values()),
+        *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
+    ]
+
+
+def _key_tile(plan: KernelPlan, letter: str, output: bool = False) -> Tile:
+    name = field_of(plan, letter)
+    if not is_vector(plan, name):
+        return _scratch(name, "keys", output)
+    return _vector(name, "keys", "group" if shared(plan, name) else "head", "0", "IN_PLACE", "in_place", output)
+
+
+def _vector(name: str, kind: str, owner: str, column: str, flag: str, field: str, output: bool = False) -> Tile:
+    place = f"batch, {owner}, first + c * C, first_chunk + c, head, {column}, here, {name}_ring.index(stage), {flag}"
+    width = "block" if kind == "values" else "KP"
+    return Tile(
+        name=name,
+        kind=kind,
+        fetch=f"fetch_vectors({name}, {place})",
+        descriptor=f"vector_descriptor(prepared.{name}, prepared.{field}, C, {width})",
+        output=output,
+    )
+
+
+def _scratch(name: str, kind: str, output: bool = False) -> Tile:
+    row, column = ("at", "0") if kind in NUMBERS else ("at * C", "block" if kind == "values" else "0")
+    width = {"keys": "KP", "values": "block", "scores": "C", "row": "C", "channels": "KP"}[kind]
+    descriptor = (
+        f"row_descriptor(prepared.{name}, {width})"
+        if kind in NUMBERS
+        else f"tile_descriptor(prepared.{name}, C, {width})"
+    )
+    return Tile(
+        name=name,
+        kind=kind,
+        fetch=f"tma.async_copy_global_to_shared({name}, [{row}, {column}], here, {name}_ring.index(stage))",
+        descriptor=descriptor,
+        output=output,
+    )
+
+
+def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, Value]:
+    copied = " ".join(tile.fetch for tile in tiles)
+    return {
+        "title": plan.spec.title,
+        "tiles": [tile.as_data() for tile in tiles],
+        "by_rows": int("IN_PLACE)" in copied.replace("VALUES_IN_PLACE)", "")),
+        "scalar_decay": int(plan.decay_axis == ""),
+        "state_bytes": _bytes([t for t in tiles if not t.output], "BV"),
+        "host_bytes": _bytes(tiles, "block"),
+        "leaving_bytes": f"{2 * leaving} * C * block",
+    }
+
+
+def _bytes(tiles: Sequence[Tile], columns: str) -> str:
+    """Of one chunk, e.g. `2 * (2 * C * KP + C * BV) + 4 * (C)`."""
+    numbers = {"keys": "C * KP", "values": f"C * {columns}", "scores": "C * C", "row": "C", "channels": "KP"}
+
+    def total(kinds: Sequence[str]) -> str:
+        counts = {kind: sum(tile.kind == kind for tile in tiles) for kind in kinds}
+        return " + ".join(f"{n} * {numbers[kind]}" if n > 1 else numbers[kind] for kind, n in counts.items() if n)
+
+    matrices, rows = total(("keys", "values", "scores")), total(NUMBERS)
+    return " + ".join(text for text in (matrices and f"2 * ({matrices})", rows and f"4 * ({rows})") if text) or "0"

@@ -1,0 +1,70 @@
+"""Which calls take the serial kernels for Hopper, and how these are launched.
+
+A portable kernel waits for each product before it begins the next, since Triton puts the waits. The ones for Hopper are
+written in Gluon, in roles: a warp that loads, and four that multiply, with several products in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+from kcpgen.runtime.launch import ScanTiles, Tiles
+from kcpgen.runtime.layout import ChunkLayout
+
+TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were run with
+SHARED_MEMORY = 150_000  # bytes that tiles in flight may take: two stages do, and other kernels' programs need room
+LIMIT = 230_000  # bytes of shared memory, tiles on their way out included
+MOST_STAGES = 4
+REGISTERS = 128  # per thread of the launch; the computing warps take over those that the loading one can spare
+LOADER_REGISTERS = 24
+
+_forced: ContextVar[bool | None] = ContextVar("hopper", default=None)
+
+
+@contextmanager
+def forced(choice: bool | None) -> Iterator[None]:
+    """Calls made inside take the kernels for Hopper, whatever the device, or the portable ones; None: as usual."""
+    token = _forced.set(choice)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def settled(tiles: Tiles, device: torch.device) -> Tiles:
+    """Tiles of a call on that device: a backward may run where nobody forces anything."""
+    found = _forced.get()
+    if _on_hopper(device) if found is None else found:
+        return tiles
+    return replace(tiles, **{name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")})
+
+
+def stages(prepared: Any, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int) -> int:
+    """Chunks in flight of a kernel in roles, 0 for the portable kernel.
+
+    tile_bytes: of the tiles of one chunk. leaving_bytes: of those that leave.
+    """
+    fitting = prepared.A_0.dtype is torch.bfloat16 and prepared.key_width in (64, 128) and tiles.value_block == 64
+    if not fitting or prepared.values % 8:  # rows of outputs are copied whole, from multiples of 16 bytes
+        return 0
+    count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
+    return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
+
+
+@lru_cache(maxsize=8)
+def _on_hopper(device: torch.device) -> bool:
+    if device.type != "cuda" or not triton.__version__.startswith(TRITON):
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def programs(prepared: Any, layout: ChunkLayout, tiles: ScanTiles) -> tuple[int]:
+    return (layout.sequence_count * prepared.heads * (prepared.value_width // tiles.value_block),)

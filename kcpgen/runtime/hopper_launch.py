@@ -1,0 +1,33 @@
+"""Descriptors of tiles for kernels in Gluon, which wants to be told how they lie in shared memory."""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+
+def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """As in `kcpgen.runtime.launch`: dense scratch as one tall matrix, in [rows, columns] tiles."""
+    width = scratch.shape[-1]
+    return TensorDescriptor(
+        scratch, [scratch.numel() // width, width], [width, 1], [rows, columns], _layout(columns, 2)
+    )
+
+
+def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
+    """Likewise: vectors of chunks, an input [B, T, heads, K] or dense scratch [NT, HV, rows, columns]."""
+    by_head = vectors.transpose(1, 2) if in_place else vectors
+    shape, strides = list(by_head.shape), list(by_head.stride())
+    return TensorDescriptor(by_head, shape, strides, [1, 1, rows, columns], _layout(columns, 4))
+
+
+def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:
+    """fp32 scratch [.., count]: a row for each chunk and head."""
+    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor(numbers, [numbers.numel() // count, count], [count, 1], [1, count], plain)
+
+
+def _layout(columns: int, rank: int) -> gl.NVMMASharedLayout:
+    """Of 16-bit tiles: what the tensor cores read without bank conflicts."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=rank)
