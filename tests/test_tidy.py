@@ -104,3 +104,32 @@ def test_lines_that_live_are_those_of_a_body() -> None:
     lines = ["a = tl.load(a_ptr)", "b = tl.load(b_ptr)", "if MODE:", "    b = c", "tl.store(out_ptr, a)"]
     assert live(lines) == ["a = tl.load(a_ptr)", "tl.store(out_ptr, a)"]
     assert live([]) == []
+
+
+IN_ROLES = """\
+@gluon.jit
+def multiply(ring, leaving, full, empty, out, FLAG: gl.constexpr):
+    only_for_idle = ring.index(1)
+    idle = product(only_for_idle, only_for_idle, nothing)
+    for c in range(4):
+        mbarrier.wait(full.index(0), c & 1)
+        mbarrier.expect(full.index(0), 16)
+        tma.async_copy_global_to_shared(out, [c, 0], full.index(0), ring.index(0))
+        fetch_vectors(out, c, full.index(0), ring.index(0))
+        total = product(ring.index(0), ring.index(0), nothing)
+        total = warpgroup_mma_wait(0, deps=(total,))
+        unread = total + 1.0
+        if FLAG:
+            tma.store_wait(1)
+            leaving.store(total)
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out, [c, 0], leaving)
+        mbarrier.arrive(empty.index(0), count=1)
+    awaited = warpgroup_mma_wait(0, deps=(ring,))
+    gl.warp_specialize([(copy, (ring, full))], [1], [24])
+"""
+
+
+def test_functions_in_gluon_keep_what_acts() -> None:
+    kept = [line for line in IN_ROLES.splitlines() if "idle" not in line and "unread" not in line]
+    assert drop_idle(IN_ROLES).splitlines() == kept

@@ -59,8 +59,15 @@ class Sum:
     scale: str = ""
 
     def lines(self) -> Iterator[str]:
+        yield from self.beginning()
+        yield from self.additions()
+
+    def beginning(self) -> Iterator[str]:
+        """To stand before any product that is under way meanwhile: ptxas would wait for it."""
         if self.start and self.start != self.name:
             yield f"{self.name} = {self.start}"
+
+    def additions(self) -> Iterator[str]:
         begin, into = ("product", self.name) if self.start else ("fresh_product", "nothing")
         for left, right in self.products:
             yield f"{self.name} = {begin}({left}, {right}, {into})"
@@ -174,7 +181,8 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
             for found, later in zip(corrections, _later(corrections), strict=True)
             for line in (found.awaited(f"{later + len(read.products)} if STORE_OUTPUT else {later}"), _lowered(found))
         ],
-        "advance": [*advanced.lines()],
+        "decayed": [*advanced.beginning()],
+        "advance": [*advanced.additions()],
         "output": [*scaled, *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products)],
         "outputs": len(written.products),
         "corrected": [f"U_{e}" for e in plan.erasing],
@@ -203,7 +211,8 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     ended = printer.sum(advance, last)
     context: dict[str, Value] = {
         "correct": [line for found in corrections for line in found.lines()],
-        "begin": [*begun.lines()],
+        "decayed": [*begun.beginning()],
+        "begin": [*begun.additions()],
         "corrected_lines": [
             line
             for found, later in zip(corrections, _later(corrections), strict=True)

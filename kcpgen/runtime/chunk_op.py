@@ -97,14 +97,12 @@ class Run:
         """Of a serial kernel, for one sequence."""
         return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
 
-    def stretches(self, most: int) -> tuple[range, ...]:
+    def stretches(self) -> tuple[range, ...]:
         """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
         if self.pieces(self.sequences) is not None:
             return ()
         chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
-        return stretches.side_by_side(
-            chunks, self.heads, self.programs, multiprocessors(self.layout.sequences.device), most
-        )
+        return stretches.side_by_side(chunks, self.heads, self.programs, multiprocessors(self.layout.sequences.device))
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
@@ -196,7 +194,7 @@ class _Op:
 class Forward(_Op):
     def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
-        self._stretches = run.stretches(stretches.AHEAD)
+        self._stretches = run.stretches()
         super().__init__(run, tensors, {})
         value = tensors[run.kernels.value]
         assert value is not None
@@ -316,7 +314,7 @@ class Backward(_Op):
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
-        found = run.stretches(stretches.BEHIND)
+        found = run.stretches()
         rows = stretches.layouts(run.layout, run.starts[-1], found)
         self._behind = stretches.Behind(found, rows) if found else None
 

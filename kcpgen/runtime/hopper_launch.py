@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+NUMBERS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -24,10 +28,10 @@ def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns:
 
 def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:
     """fp32 scratch [.., count]: a row for each chunk and head."""
-    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(numbers, [numbers.numel() // count, count], [count, 1], [1, count], plain)
+    return TensorDescriptor(numbers, [numbers.numel() // count, count], [count, 1], [1, count], NUMBERS)
 
 
+@cache
 def _layout(columns: int, rank: int) -> gl.NVMMASharedLayout:
     """Of 16-bit tiles: what the tensor cores read without bank conflicts."""
     return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=rank)

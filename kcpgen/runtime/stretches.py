@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import pairwise, starmap
+from itertools import accumulate, pairwise, starmap
 from typing import Protocol
 
 import torch
@@ -26,15 +26,18 @@ from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.streams import SerialStream
 
-AHEAD = 4  # stretches of a forward: how far `prepare` is ahead of the scan is a part of its time that nothing hides
-BEHIND = 2  # of a backward, whose launches are many
-WAVES = 7  # programs of a chunk-parallel kernel a multiprocessor and stretch: fewer cost more than what is hidden
+# How long stretches are, in the order of their tokens; the first that leaves none too short is taken. How far `prepare`
+# is ahead of the scan is a part of its time that nothing hides, but a scan that has to wait hides nothing. A backward
+# takes the last stretch first, and nothing hides the gradients of the first one.
+SHARES = ((5, 3, 2), (3, 2))
+SHORTEST = 48  # chunks: a serial kernel's launch, and the filling of its pipeline, are to go unnoticed
+WAVES = 28  # programs of a chunk-parallel kernel for each multiprocessor: fewer cost more than what is hidden
 STEP = 16  # chunks: cuts are multiples of it, so that kernels are compiled once for all stretches
 
 
 def worth_launches(chunks: int, heads: int, multiprocessors: int) -> bool:
     """Whether chunk-parallel kernels are so long that launching them more often goes unnoticed."""
-    return chunks * heads >= AHEAD * WAVES * multiprocessors
+    return chunks * heads >= WAVES * multiprocessors
 
 
 def halves(chunks: int, heads: int, multiprocessors: int) -> tuple[range, ...]:
@@ -43,19 +46,22 @@ def halves(chunks: int, heads: int, multiprocessors: int) -> tuple[range, ...]:
     return (range(cut), range(cut, chunks)) if cut else (range(chunks),)
 
 
-def side_by_side(
-    chunks: Sequence[int], heads: int, programs: int, multiprocessors: int, most: int
-) -> tuple[range, ...]:
+def side_by_side(chunks: Sequence[int], heads: int, programs: int, multiprocessors: int) -> tuple[range, ...]:
     """Stretches of a sequence whose serial kernels leave multiprocessors idle; () where they do not, or of several.
 
-    chunks: of each sequence. programs: of a serial kernel for one of them. most: how many stretches.
+    chunks: of each sequence. programs: of a serial kernel for one of them.
     """
     if len(chunks) != 1 or programs >= multiprocessors or not worth_launches(chunks[0], heads, multiprocessors):
         return ()
     (total,) = chunks
-    count = min(most, total // STEP)
-    cuts = [total * part // (count * STEP) * STEP for part in range(count)]
-    return tuple(starmap(range, pairwise([*cuts, total]))) if count > 1 else ()
+    found = (_cut(total, shares) for shares in SHARES)
+    return next((cut for cut in found if min(map(len, cut)) >= SHORTEST), ())
+
+
+def _cut(total: int, shares: Sequence[int]) -> tuple[range, ...]:
+    unit = sum(shares) * STEP
+    cuts = [(total * before + unit // 2) // unit * STEP for before in accumulate(shares[:-1], initial=0)]
+    return tuple(starmap(range, pairwise([*cuts, total])))
 
 
 def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> tuple[ChunkLayout, ...]:
@@ -103,11 +109,13 @@ def forward(
 ) -> None:
     """Fill the op's output and `final` [1, HV, K, V]. rows: `layouts` of the stretches."""
     state = op.states(1) if final is None else final
+    if not isinstance(initial, Awaited):
+        _begin(state, initial)  # a small kernel would wait long for its place among those of `prepare`
     with SerialStream(state.device) as serial:
         for chunks, row in zip(stretches, rows, strict=True):
             op.prepare(chunks)
             with serial.after_all():
-                if not chunks.start:
+                if not chunks.start and isinstance(initial, Awaited):
                     _begin(state, initial)
                 op.scan(row, op.o, state, state)
 

@@ -105,7 +105,7 @@ def _grid(base: Case, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> Itera
 
 
 def _unequal(base: Case) -> Iterator[Case]:
-    for key, value in ((64, 128), (128, 64), (100, 60), (60, 256)):
+    for key, value in ((64, 128), (128, 64), (100, 60), (60, 256), (72, 120)):
         yield replace(base, label=f"K={key} V={value}", key_width=key, value_width=value, tokens=200)
 
 

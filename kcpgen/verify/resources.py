@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kcpgen.runtime import hopper
 from kcpgen.runtime.tuned import looked_up_by, on_device, shipped
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
@@ -61,7 +62,7 @@ def launched(op: Op, call: Callable[[], object], names: Collection[str] = ()) ->
         f"{op.chunk.__module__.rpartition('.')[0]}.autograd"
     )  # kernels are defined before the variable is set
     compiled: list[Any] = []
-    with _compiling_only(compiled, names):
+    with hopper.forced(True), _compiling_only(compiled, names):
         call()
     distinct = {id(kernel): kernel for kernel in compiled}
     return [_read(kernel) for kernel in distinct.values()]

@@ -1,0 +1,367 @@
+"""Serial kernels for Hopper: what compiles for them, which calls take them, and that no wait lets a product be read
+before it is done."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcpgen.derivation.chunk_form import derive_chunk_form
+from kcpgen.derivation.normal_form import derive_normal_form
+from kcpgen.emit.gluon_serial import Sum, _later, in_roles
+from kcpgen.emit.triton_kernels import emit_triton
+from kcpgen.language import load
+from kcpgen.plan import KernelPlan, make_plan
+from kcpgen.runtime import hopper
+from kcpgen.runtime.launch import ScanTiles, Tiles, choose_tiles
+from kcpgen.verify import resources
+from kcpgen.verify.cases import Case
+from kcpgen.verify.compare import evaluate
+from kcpgen.verify.inputs import make_inputs
+from kcpgen.verify.op import Op, load_op
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GENERATED = ROOT / "generated"
+SPECS = sorted((ROOT / "specs").glob("*.kcp"))
+OPS = sorted(path.parent.name for path in GENERATED.glob("*/autograd.py"))
+FILES = sorted(GENERATED.glob("*/*_hopper.py"))
+KERNELS = ("scan_kernel", "reverse_kernel")
+MOST_WAITS = 5  # of one kernel; where products cannot be in flight together, each of them is waited for
+
+BF16, CPU = torch.bfloat16, torch.device("cpu")
+TILES = ScanTiles(value_block=64, warps=4, stages=3)
+
+
+# What compiles.
+
+
+def in_segments(size: int) -> Case:
+    """A call that takes every variant of the serial kernels: of whole sequences, and those that summarise segments."""
+    return Case(
+        label="segments",
+        backend="triton",
+        dtype="bfloat16",
+        tokens=1024,
+        key_width=size,
+        value_width=size,
+        segments=4,
+    )
+
+
+def compiled(op: Op, case: Case) -> list[Any]:
+    """The serial kernels of a forward and backward that is made to take those for Hopper."""
+    import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")  # kernels are defined before anything is set
+    found: list[Any] = []
+    with hopper.forced(True), resources._compiling_only(found, KERNELS):
+        evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton")
+    return list({id(kernel): kernel for kernel in found}.values())
+
+
+def instructions(kernel: Any) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        ran = subprocess.run([resources.CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True)
+    return ran.stdout
+
+
+def check_kernels(op: Op, size: int) -> None:
+    """They are those in roles, fit, and keep products in flight."""
+    found = compiled(op, in_segments(size))
+    assert [kernel.src.fn.__name__ for kernel in found if not kernel.src.fn.is_gluon()] == []
+    for name in KERNELS:
+        variants = [kernel for kernel in found if kernel.src.fn.__name__ == name]
+        assert len(variants) == 2, name
+        assert [read for read in map(resources._read, variants) if not read.fits] == []
+        texts = [instructions(kernel) for kernel in variants]
+        waits = [text.count("WARPGROUP.DEPBAR") for text in texts]
+        products = [text.count("HGMMA") for text in texts]
+        assert max(waits) <= MOST_WAITS, (name, waits, products)
+        assert 0 < 2 * sum(waits) <= sum(products), (name, waits, products)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_kernels_in_roles_compile_and_keep_products_in_flight(name: str) -> None:
+    check_kernels(load_op(GENERATED / name), 128)
+
+
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+def test_so_they_do_where_keys_are_narrow(decay: str) -> None:
+    ops = (load_op(GENERATED / name) for name in OPS)
+    check_kernels(next(op for op in ops if op.form.decay == decay and op.form.erases), 64)
+
+
+# Which calls take them.
+
+
+def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128) -> Any:
+    return SimpleNamespace(A_0=torch.empty(0, dtype=dtype), key_width=key_width, values=values, values_in_place=True)
+
+
+@given(
+    key_width=st.sampled_from([64, 128]),
+    values=st.integers(1, 64).map(lambda n: 8 * n),
+    tile_bytes=st.integers(1_000, 150_000),
+    leaving_bytes=st.integers(0, 60_000),
+)
+def test_chunks_in_flight_fit_or_the_portable_kernel_is_taken(
+    key_width: int, values: int, tile_bytes: int, leaving_bytes: int
+) -> None:
+    found = hopper.stages(prepared(key_width=key_width, values=values), TILES, tile_bytes, leaving_bytes)
+    if 2 * tile_bytes + leaving_bytes > hopper.LIMIT:
+        assert found == 0
+    else:
+        assert 2 <= found <= hopper.MOST_STAGES
+        assert found * tile_bytes + leaving_bytes <= hopper.LIMIT < resources.SHARED_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("call", "tiles"),
+    [
+        (prepared(dtype=torch.float32), TILES),
+        (prepared(key_width=256), TILES),
+        (prepared(key_width=32), TILES),
+        (prepared(values=100), TILES),
+        (prepared(), replace(TILES, value_block=32)),
+        (prepared(), replace(TILES, value_block=128)),
+    ],
+    ids=["fp32 scratch", "wide keys", "narrow keys", "odd values", "narrow block", "wide block"],
+)
+def test_other_calls_are_left_to_the_portable_kernels(call: Any, tiles: ScanTiles) -> None:
+    assert hopper.stages(prepared(), TILES, 40_000, 16_000) == 3
+    assert hopper.stages(call, tiles, 40_000, 16_000) == 0
+    scan, reverse = (import_module(f"{package(OPS[0])}.{name}_hopper") for name in ("scan", "reverse"))
+    layout: Any = SimpleNamespace(chunk=32)
+    nothing = {"initial_state": None, "final_state": None, "checkpoints": None}
+    assert not scan.scan_in_roles(call, layout, tiles, o=None, **nothing)
+    nothing = {"state_gradients": None, "final_state_gradient": None, "initial_state_gradient": None}
+    assert not reverse.reverse_in_roles(call, layout, tiles, do=torch.empty(0), gradients=(), **nothing)
+
+
+@cache
+def package(name: str) -> str:
+    return load_op(GENERATED / name).chunk.__module__.rpartition(".")[0]
+
+
+def chosen() -> Tiles:
+    return choose_tiles(keys=128, values=128, decay="scalar", terms=1, dtype=BF16)
+
+
+def roles(tiles: Tiles) -> tuple[bool, bool]:
+    return tiles.scan.roles, tiles.reverse.roles
+
+
+def test_other_devices_take_the_portable_kernels() -> None:
+    tiles = chosen()
+    found = hopper.settled(tiles, CPU)
+    assert (roles(tiles), roles(found)) == ((True, True), (False, False))
+    assert replace(found, scan=tiles.scan, reverse=tiles.reverse) == tiles
+    assert replace(found.scan, roles=True) == tiles.scan
+    assert replace(found.reverse, roles=True) == tiles.reverse
+
+
+def test_a_choice_is_forced_whatever_the_device_and_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = chosen()
+    with hopper.forced(True):
+        assert hopper.settled(tiles, CPU) == tiles
+        with hopper.forced(None):
+            assert roles(hopper.settled(tiles, CPU)) == (False, False)
+        assert hopper.settled(tiles, CPU) == tiles
+    monkeypatch.setattr(hopper, "_on_hopper", lambda device: True)
+    assert hopper.settled(tiles, CPU) == tiles
+    with hopper.forced(False):
+        assert roles(hopper.settled(tiles, CPU)) == (False, False)
+    assert hopper.settled(tiles, CPU) == tiles
+
+
+def forced_and_failed() -> None:
+    with hopper.forced(True):
+        raise KeyError("inside")
+
+
+def test_nothing_stays_forced_after_an_exception() -> None:
+    with pytest.raises(KeyError):
+        forced_and_failed()
+    assert roles(hopper.settled(chosen(), CPU)) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "version", "expected"),
+    [
+        ("cuda", (9, 0), "3.6.0", True),
+        ("cuda", (9, 0), "3.60.0", False),
+        ("cuda", (9, 0), "3.5.1", False),
+        ("cuda", (8, 9), "3.6.0", False),
+        ("cuda", (10, 0), "3.6.0", False),
+        ("cpu", (9, 0), "3.6.0", False),
+    ],
+)
+def test_they_are_for_hopper_and_releases_of_triton_that_they_ran_with(
+    device: str, capability: tuple[int, int], version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(hopper, "triton", SimpleNamespace(__version__=version))
+    assert hopper._on_hopper.__wrapped__(torch.device(device)) is expected
+
+
+# What is generated.
+
+
+def plan_of(spec: Path) -> KernelPlan:
+    return make_plan(derive_chunk_form(derive_normal_form(load(spec))))
+
+
+def test_every_op_of_the_repository_has_them() -> None:
+    assert [path.parent.name for path in FILES if path.name.startswith("scan")] == OPS
+    assert [path.parent.name for path in FILES if path.name.startswith("reverse")] == OPS
+
+
+@pytest.mark.parametrize(
+    ("part", "target"), [("solved", "O"), ("solved", "S_next"), ("reverse_scan", "dU"), ("reverse_scan", "dS")]
+)
+def test_an_op_that_subtracts_a_product_has_no_such_kernels(part: str, target: str) -> None:
+    plan = plan_of(SPECS[0])
+    assert in_roles(plan)
+    equations = tuple(
+        replace(e, terms=(*e.terms[:-1], replace(e.terms[-1], sign=-1))) if e.target.name == target else e
+        for e in getattr(plan.form, part)
+    )
+    changed = replace(plan, form=replace(plan.form, **{part: equations}))
+    assert not in_roles(changed)
+    sources = emit_triton(changed)
+    assert [name for name in sources if "hopper" in name] == []
+    assert [name for name, text in sources.items() if "in_roles" in text] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_only_title_and_stamp_name_the_op(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    stamped, _, rest = text.partition('"""')
+    assert all(line.startswith("#") for line in stamped.split("\n") if line)
+    _, _, body = rest.partition("\n")
+    for name in OPS:
+        assert not re.search(rf"(?<![a-z]){name.replace('_', '[ _-]?')}(?![a-z])", body, re.IGNORECASE)
+
+
+def made(name: str, products: int, start: str = "") -> Sum:
+    return Sum(
+        name=name, layout="of_tokens", start=start, products=tuple((f"l_{n}", f"r_{n}") for n in range(products))
+    )
+
+
+def test_a_sum_begins_with_its_terms_or_in_place_of_what_was_there() -> None:
+    first, second = "product(l_0, r_0, X)", "X = product(l_1, r_1, X)"
+    assert list(made("X", 2, start="x").lines()) == ["X = x", f"X = {first}", second]
+    assert list(made("X", 2, start="X").lines()) == [f"X = {first}", second]
+    assert list(made("X", 2).lines()) == ["X = fresh_product(l_0, r_0, nothing)", second]
+
+
+def test_a_sum_is_waited_for_while_later_products_are_under_way() -> None:
+    assert _later([made("X", 2), made("Y", 3), made("Z", 1)]) == [4, 1, 0]
+    assert made("X", 2).awaited("4") == "X = warpgroup_mma_wait(4, deps=(X,))"
+
+
+# What waits are for: the body of the loop over chunks is walked as it runs, with products that end when they must.
+
+
+def loop(source: str) -> list[ast.stmt]:
+    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "multiply")
+    (found,) = (n for n in function.body if isinstance(n, ast.For))
+    return found.body
+
+
+def steps(body: list[ast.stmt], modes: Mapping[str, bool]) -> Iterator[ast.stmt]:
+    """Statements in their order; branches on tensors are taken."""
+    for node in body:
+        if isinstance(node, ast.If):
+            asked = ast.unparse(node.test)
+            yield from steps(node.body if modes.get(asked, True) else node.orelse, modes)
+        else:
+            yield node
+
+
+def called(node: ast.stmt) -> tuple[str, list[ast.expr]]:
+    value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+    return (ast.unparse(value.func), value.args) if isinstance(value, ast.Call) else ("", [])
+
+
+def names(*nodes: ast.AST) -> set[str]:
+    inside = (inner for node in nodes for inner in ast.walk(node))
+    return {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def waiting_faults(source: str, modes: Mapping[str, bool]) -> Iterator[str]:
+    """Sums that are read while a product of theirs may be under way, and waits that last too long."""
+    begun: list[str] = []
+    under_way: list[str] = []
+    for node in steps(loop(source), modes):
+        line = ast.unparse(node)
+        function, arguments = called(node)
+        target = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if function == "warpgroup_mma_wait":
+            allowed = eval(ast.unparse(arguments[0]), {}, dict(modes))
+            last = max((at for at, name in enumerate(begun) if name == target), default=-1)
+            if allowed != len(begun) - 1 - last:
+                yield f"{line}: {len(begun) - 1 - last} are later"
+            under_way = under_way[len(under_way) - allowed :]
+        elif function in ("product", "fresh_product"):
+            if names(*arguments[:2]) & set(under_way):
+                yield line
+            begun.append(target)
+            under_way.append(target)
+        elif names(node) & set(under_way):
+            yield line
+    yield from (f"{name} is never waited for" for name in sorted(set(under_way)))
+
+
+MODES = (
+    {"STORE_OUTPUT": True, "KEEP": True, "STORE_GRADIENTS": True},
+    {"STORE_OUTPUT": True, "KEEP": False, "STORE_GRADIENTS": True},
+    {"STORE_OUTPUT": False, "KEEP": False, "STORE_GRADIENTS": False},
+)
+
+
+@pytest.mark.parametrize("modes", MODES, ids=["all is kept", "outputs", "a summary"])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_a_wait_ends_what_is_read_and_nothing_later(path: Path, modes: Mapping[str, bool]) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert any(called(node)[0] == "warpgroup_mma_wait" for node in steps(loop(source), modes))
+    assert list(waiting_faults(source, modes)) == []
+
+
+WALKED = """\
+def multiply():
+    for c in range(4):
+        X = fresh_product(a, b, nothing)
+        Y = product(a, b, Y)
+        X = warpgroup_mma_wait(1, deps=(X,))
+        Y = product(X, b, Y)
+        Y = warpgroup_mma_wait(0, deps=(Y,))
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "faults"),
+    [
+        ("", "", 0),
+        ("wait(1", "wait(0", 1),  # waits for Y too
+        ("wait(1", "wait(2", 2),  # and X enters a product
+        ("        Y = warpgroup_mma_wait(0, deps=(Y,))\n", "        y = Y + 1\n", 2),
+    ],
+)
+def test_a_wrong_wait_is_found(line: str, other: str, faults: int) -> None:
+    assert len(list(waiting_faults(WALKED.replace(line, other) if line else WALKED, {}))) == faults
