@@ -114,14 +114,8 @@ class KernelPlan:
     @property
     def decays_rows(self) -> bool:
         """Whether a token decays as a whole, if at all. One number commutes with all that acts on keys: serial kernels
-        take read vectors as they are, and decay rows of [C, values] tiles instead."""
+        take read and write vectors as they are, and decay rows of [C, values] tiles instead."""
         return not self.decay_axis
-
-    @property
-    def plain_writes(self) -> bool:
-        """Whether serial kernels take write vectors as they are: where they decay, that would lie on the path from one
-        chunk to the next, which the read's does not."""
-        return self.decay_axis is None
 
     @property
     def exclusive(self) -> bool:

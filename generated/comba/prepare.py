@@ -35,7 +35,7 @@ class Prepared:
     """Scratch of one call, of which `for_backward` keeps what is read again."""
 
     read: torch.Tensor  # read vectors, [NT, HV, C, KP], or an input [B, T, heads, K] in_place
-    w_out_0: torch.Tensor  # [NT, HV, C, KP] write vectors, decayed to the chunk's end
+    write_0: torch.Tensor  # write vectors, [NT, HV, C, KP], or an input [B, T, heads, K] in_place
     A_0: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
     value_0: torch.Tensor | None  # [NT, HV, C, VP] raw values, without their strength, or an input
     B_0_0: torch.Tensor | None  # [NT, HV, C, C] what corrected value 0 takes of earlier tokens' value 0
@@ -77,7 +77,7 @@ def prepare_kernel(
     beta_ptr, beta_batch, beta_token, beta_head,
     scale,
     USE_QK_L2NORM_IN_KERNEL: tl.constexpr,
-    read_ptr, w_out_0_ptr, A_0_ptr, value_0_ptr, B_0_0_ptr, W_0_ptr, T_0_0_ptr, decay_out_ptr, strength_0_ptr,
+    read_ptr, write_0_ptr, A_0_ptr, value_0_ptr, B_0_0_ptr, W_0_ptr, T_0_0_ptr, decay_out_ptr, strength_0_ptr,
     from_start_ptr, to_end_ptr, sums_ptr,
     chunks_ptr, first_chunk,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
@@ -128,8 +128,6 @@ def prepare_kernel(
     G_from = tl.cumsum(log_decay, axis=0, reverse=True)
     tl.store(to_end_ptr + at * C + rows - 1, tl.exp2(G_from), mask=rows > 0)
     tl.store(to_end_ptr + at * C + (C - 1), 1.0)
-    tl.debug_barrier()
-    to_end = tl.load(to_end_ptr + at * C + rows)
     tl.store(from_start_ptr + at * C + rows, scale * tl.exp2(G))
 
     # Scores: how much of what token s wrote is read (A) or erased (L) at token t, summed over blocks of keys.
@@ -147,9 +145,9 @@ def prepare_kernel(
             k = tl.where(inside, tl.rsqrt(sum_1 + 1e-06)[:, None] * k, 0.0)
             p = tl.where(inside, tl.rsqrt(sum_2 + 1e-06)[:, None] * p, 0.0)
 
-        tl.store(w_out_0_ptr + key_tile, (k * to_end[:, None]).to(LOW))
         if read_ptr is not None:  # else serial kernels read them in place
             tl.store(read_ptr + key_tile, q.to(LOW))
+            tl.store(write_0_ptr + key_tile, k.to(LOW))
 
         k_low = k.to(LOW)
         p_low = p.to(LOW)
@@ -224,12 +222,12 @@ def prepare(
         return v.new_empty((layout.chunk_count, HV, *shape), dtype=dtype)
 
     if prepared is None:
-        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(layout, KP, scratch_dtype, q)
+        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(layout, KP, scratch_dtype, q, k)
         values_in_place = readable_in_place(layout, VP, scratch_dtype, v)
         W_0 = scratch(C, KP)
         prepared = Prepared(
             read=q if in_place else scratch(C, KP),
-            w_out_0=scratch(C, KP),
+            write_0=k if in_place else scratch(C, KP),
             A_0=scratch(C, C),
             value_0=v if values_in_place else scratch(C, VP),
             B_0_0=scratch(C, C),
@@ -261,9 +259,9 @@ def prepare(
         beta, *beta.stride()[:3],
         scale,
         use_qk_l2norm_in_kernel_mode,
-        None if in_place else prepared.read, prepared.w_out_0, prepared.A_0, None if values_in_place else
-        prepared.value_0, prepared.B_0_0, prepared.W_0, prepared.T_0_0, prepared.decay_out, prepared.strength_0,
-        prepared.from_start, prepared.to_end, prepared.sums,
+        None if in_place else prepared.read, None if in_place else prepared.write_0, prepared.A_0, None if
+        values_in_place else prepared.value_0, prepared.B_0_0, prepared.W_0, prepared.T_0_0, prepared.decay_out,
+        prepared.strength_0, prepared.from_start, prepared.to_end, prepared.sums,
         layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,

@@ -14,19 +14,23 @@ import triton
 import triton.language as tl
 
 from kcpgen.runtime.context_parallel.device import dot_fp32
-from kcpgen.runtime.launch import tile_descriptor
+from kcpgen.runtime.launch import tile_descriptor, vector_descriptor
 from kcpgen.runtime.layout import ChunkLayout
+from kcpgen.runtime.ops import load_vectors
 
 from .prepare import Prepared
 
 
 @triton.jit
 def transition_kernel(
-    w_out_0,
+    write_0,
     W_0,
     decay_out_ptr,
+    to_end_ptr,
     transition_ptr,
     sequences_ptr,
+    H: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -37,19 +41,24 @@ def transition_kernel(
     block = tl.program_id(0) % (KP // BM) * BM
     head = (tl.program_id(0) // (KP // BM)) % HV
     sequence = (tl.program_id(0) // (KP // BM) // HV).to(tl.int64)
+    group = head // (HV // H)  # the head of inputs that value heads share
+    batch = tl.load(sequences_ptr + 4 * sequence)
+    first = tl.load(sequences_ptr + 4 * sequence + 1)
     tokens = tl.load(sequences_ptr + 4 * sequence + 2)
     first_chunk = tl.load(sequences_ptr + 4 * sequence + 3)
 
+    rows = tl.arange(0, C)
     keys = tl.arange(0, KP)
     columns = block + tl.arange(0, BM)
     M_T = tl.where(columns[:, None] == keys[None, :], 1.0, 0.0)
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        w_out_0_tile = w_out_0.load([at * C, 0])
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
         W_0_tile = W_0.load([at * C, 0])
         decay_out = tl.load(decay_out_ptr + at)
+        to_end = tl.load(to_end_ptr + at * C + rows)
         X_0_T = dot_fp32(M_T, tl.trans(W_0_tile))
-        M_T = M_T * decay_out + dot_fp32(X_0_T, w_out_0_tile)
+        M_T = M_T * decay_out + dot_fp32(X_0_T * to_end[None, :], write_0_tile)
     inside = (columns < K)[:, None] & (keys < K)[None, :]
     target = (sequence * HV + head) * K * K + keys[None, :] * K + columns[:, None]
     tl.store(transition_ptr + target, M_T, mask=inside)
@@ -61,11 +70,14 @@ def transitions(prepared: Prepared, layout: ChunkLayout, out: torch.Tensor) -> N
     block = min(64, KP)
     full = prepared.A_0.dtype is torch.float32
     transition_kernel[(layout.sequence_count * prepared.heads * (KP // block),)](
-        tile_descriptor(prepared.w_out_0, C, KP),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, KP),
         tile_descriptor(prepared.W_0, C, KP),
         prepared.decay_out,
+        prepared.to_end,
         out,
         layout.sequences,
+        H=prepared.input_heads,
+        IN_PLACE=prepared.in_place,
         HV=prepared.heads,
         K=prepared.keys,
         C=C,

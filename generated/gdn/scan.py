@@ -28,11 +28,12 @@ from .prepare import Prepared
 
 @triton.jit
 def scan_kernel(
-    read, w_out_0, W_0, A_0,
+    read, write_0, W_0, A_0,
     value_0, B_0_0, U_0,
     strength_0_ptr,
     decay_out_ptr,
     from_start_ptr,
+    to_end_ptr,
     o_ptr, o_batch_stride, o_token_stride, o_head_stride,
     checkpoints_ptr, initial_state_ptr, final_state_ptr, sequences_ptr,
     H: tl.constexpr, IN_PLACE: tl.constexpr,
@@ -63,13 +64,14 @@ def scan_kernel(
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         at = (first_chunk + c) * HV + head
         read_tile = load_vectors(read, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
-        w_out_0_tile = w_out_0.load([at * C, 0])
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
         W_0_tile = W_0.load([at * C, 0])
         value_0_tile = load_vectors(value_0, batch, head, first + c * C, first_chunk + c, head, block, VALUES_IN_PLACE)
         B_0_0_tile = B_0_0.load([at * C, 0])
         strength_0 = tl.load(strength_0_ptr + at * C + rows)
         decay_out = tl.load(decay_out_ptr + at)
         from_start = tl.load(from_start_ptr + at * C + rows)
+        to_end = tl.load(to_end_ptr + at * C + rows)
         S_T_low = S_T.to(read_tile.dtype)
         U_0_T = (
             tl.trans(value_0_tile).to(tl.float32) * strength_0[None, :]
@@ -92,7 +94,7 @@ def scan_kernel(
             token = first + c * C + rows
             target = batch * o_batch_stride + token[:, None] * o_token_stride + head * o_head_stride + values[None, :]
             tl.store(o_ptr + target, tl.trans(O_T.to(o_ptr.dtype.element_ty)), mask=inside)
-        S_T = S_T * decay_out + dot(U_0_T_low, w_out_0_tile, PRECISION)
+        S_T = S_T * decay_out + dot((U_0_T * to_end[None, :]).to(read_tile.dtype), write_0_tile, PRECISION)
     if STORE_FINAL_STATE:
         tl.store(final_state_ptr + state_tile, S_T, mask=state_inside)
 
@@ -123,7 +125,7 @@ def scan(
             return
     scan_kernel[(layout.sequence_count * prepared.heads * (prepared.value_width // block),)](
         vector_descriptor(prepared.read, prepared.in_place, C, prepared.key_width),
-        tile_descriptor(prepared.w_out_0, C, prepared.key_width),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, prepared.key_width),
         tile_descriptor(prepared.W_0, C, prepared.key_width),
         tile_descriptor(prepared.A_0, C, C),
         vector_descriptor(prepared.value_0, prepared.values_in_place, C, block),
@@ -132,6 +134,7 @@ def scan(
         prepared.strength_0,
         prepared.decay_out,
         prepared.from_start,
+        prepared.to_end,
         o, *((0, 0, 0) if o is None else o.stride()[:3]),
         checkpoints, initial_state, final_state, layout.sequences,
         H=prepared.input_heads, IN_PLACE=prepared.in_place,

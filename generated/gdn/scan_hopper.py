@@ -31,7 +31,7 @@ from .prepare import Prepared
 
 @gluon.jit
 def scan_kernel(
-    read, w_out_0, W_0, value_0, B_0_0, A_0, strength_0, from_start,
+    read, write_0, W_0, value_0, B_0_0, A_0, strength_0, from_start, to_end,
     U_0, o,
     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
     checkpoints_ptr, initial_state_ptr, final_state_ptr, sequences_ptr,
@@ -55,13 +55,14 @@ def scan_kernel(
     numbers: gl.constexpr = gl.NVMMASharedLayout(0, 32)
 
     read_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
-    w_out_0_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
+    write_0_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
     W_0_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
     value_0_ring = gl.allocate_shared_memory(low, [STAGES, C, BV], wide)
     B_0_0_ring = gl.allocate_shared_memory(low, [STAGES, C, C], square)
     A_0_ring = gl.allocate_shared_memory(low, [STAGES, C, C], square)
     strength_0_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, C], numbers)
     from_start_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, C], numbers)
+    to_end_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, C], numbers)
     U_0_leaving = gl.allocate_shared_memory(low, [C, BV], wide)
     o_leaving = gl.allocate_shared_memory(low, [C, BV], wide)
     full = barriers(STAGES)
@@ -72,13 +73,14 @@ def scan_kernel(
                 multiply,
                 (
                     read_ring,
-                    w_out_0_ring,
+                    write_0_ring,
                     W_0_ring,
                     value_0_ring,
                     B_0_0_ring,
                     A_0_ring,
                     strength_0_ring,
                     from_start_ring,
+                    to_end_ring,
                     U_0_leaving, o_leaving, full, empty,
                     U_0, o,
                     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
@@ -91,15 +93,16 @@ def scan_kernel(
             (
                 copy,
                 (
-                    read, w_out_0, W_0, value_0, B_0_0, A_0, strength_0, from_start,
+                    read, write_0, W_0, value_0, B_0_0, A_0, strength_0, from_start, to_end,
                     read_ring,
-                    w_out_0_ring,
+                    write_0_ring,
                     W_0_ring,
                     value_0_ring,
                     B_0_0_ring,
                     A_0_ring,
                     strength_0_ring,
                     from_start_ring,
+                    to_end_ring,
                     full, empty,
                     batch, head, block, first, tokens, first_chunk,
                     H, IN_PLACE, VALUES_IN_PLACE, HV, C, KP, BV, STAGES, STORE_OUTPUT,
@@ -113,15 +116,16 @@ def scan_kernel(
 
 @gluon.jit
 def copy(
-    read, w_out_0, W_0, value_0, B_0_0, A_0, strength_0, from_start,
+    read, write_0, W_0, value_0, B_0_0, A_0, strength_0, from_start, to_end,
     read_ring,
-    w_out_0_ring,
+    write_0_ring,
     W_0_ring,
     value_0_ring,
     B_0_0_ring,
     A_0_ring,
     strength_0_ring,
     from_start_ring,
+    to_end_ring,
     full, empty,
     batch, head, block, first, tokens, first_chunk,
     H: gl.constexpr, IN_PLACE: gl.constexpr,
@@ -132,7 +136,7 @@ def copy(
     """The tiles of chunk after chunk, as soon as the ring has a place for them."""
     group = head // (HV // H)  # the head of inputs that value heads share
     BYTES: gl.constexpr = (
-        2 * (2 * C * KP + C * BV + C * C) + 4 * (C) + (2 * (C * KP + C * C) + 4 * (C) if STORE_OUTPUT else 0)
+        2 * (2 * C * KP + C * BV + C * C) + 4 * (2 * C) + (2 * (C * KP + C * C) + 4 * (C) if STORE_OUTPUT else 0)
     )
     for c in range(gl.cdiv(tokens, C)):
         stage = c % STAGES
@@ -140,7 +144,9 @@ def copy(
         mbarrier.wait(empty.index(stage), (c // STAGES) & 1 ^ 1)
         here = full.index(stage)
         mbarrier.expect(here, BYTES)
-        tma.async_copy_global_to_shared(w_out_0, [at * C, 0], here, w_out_0_ring.index(stage))
+        fetch_vectors(
+            write_0, batch, group, first + c * C, first_chunk + c, head, 0, here, write_0_ring.index(stage), IN_PLACE
+        )
         tma.async_copy_global_to_shared(W_0, [at * C, 0], here, W_0_ring.index(stage))
         fetch_vectors(
             value_0,
@@ -156,6 +162,7 @@ def copy(
         )
         tma.async_copy_global_to_shared(B_0_0, [at * C, 0], here, B_0_0_ring.index(stage))
         tma.async_copy_global_to_shared(strength_0, [at, 0], here, strength_0_ring.index(stage))
+        tma.async_copy_global_to_shared(to_end, [at, 0], here, to_end_ring.index(stage))
         if STORE_OUTPUT:
             fetch_vectors(
                 read, batch, group, first + c * C, first_chunk + c, head, 0, here, read_ring.index(stage), IN_PLACE
@@ -167,13 +174,14 @@ def copy(
 @gluon.jit
 def multiply(
     read_ring,
-    w_out_0_ring,
+    write_0_ring,
     W_0_ring,
     value_0_ring,
     B_0_0_ring,
     A_0_ring,
     strength_0_ring,
     from_start_ring,
+    to_end_ring,
     U_0_leaving, o_leaving, full, empty,
     U_0, o,
     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
@@ -209,11 +217,12 @@ def multiply(
         decay_out = decay_next  # the next one is on its way for a chunk's time
         decay_next = gl.load(decay_out_ptr + at + HV, mask=c + 1 < chunks, other=1.0)
         mbarrier.wait(full.index(stage), (c // STAGES) & 1)
-        w_out_0_tile = w_out_0_ring.index(stage)
+        write_0_tile = write_0_ring.index(stage)
         W_0_tile = W_0_ring.index(stage)
         value_0_tile = value_0_ring.index(stage)
         B_0_0_tile = B_0_0_ring.index(stage)
         strength_0_tile = strength_0_ring.index(stage)
+        to_end_tile = to_end_ring.index(stage)
         U_0_T = value_0_tile.permute([1, 0]).load(of_tokens).to(gl.float32) * strength_0_tile.load(of_tokens)
         U_0_T = product(value_0_tile.permute([1, 0]), B_0_0_tile.permute([1, 0]), U_0_T)
         U_0_T = product(S_T_low, W_0_tile.permute([1, 0]), U_0_T)
@@ -237,7 +246,7 @@ def multiply(
         U_0_T = warpgroup_mma_wait(1 if STORE_OUTPUT else 0, deps=(U_0_T,))
         U_0_T_low = U_0_T.to(low)
         S_T = S_T * decay_out
-        S_T = product(gl.convert_layout(U_0_T_low, left_of_keys), w_out_0_tile, S_T)
+        S_T = product(gl.convert_layout((U_0_T * to_end_tile.load(of_tokens)).to(low), left_of_keys), write_0_tile, S_T)
         if STORE_OUTPUT:
             O_T = warpgroup_mma_wait(1, deps=(O_T,))
             O_T = O_T * from_start_tile.load(of_tokens)
@@ -278,18 +287,19 @@ def scan_in_roles(
 ) -> bool:
     """What `scan` does; False if nothing was done, since the call is not one for these kernels."""
     block, C, KP = tiles.value_block, layout.chunk, prepared.key_width
-    count = stages(prepared, tiles, 2 * (3 * C * KP + C * block + 2 * C * C) + 4 * (2 * C), 4 * C * block)
+    count = stages(prepared, tiles, 2 * (3 * C * KP + C * block + 2 * C * C) + 4 * (3 * C), 4 * C * block)
     if not count:
         return False
     scan_kernel[programs(prepared, layout, tiles)](
         vector_descriptor(prepared.read, prepared.in_place, C, KP),
-        tile_descriptor(prepared.w_out_0, C, KP),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, KP),
         tile_descriptor(prepared.W_0, C, KP),
         vector_descriptor(prepared.value_0, prepared.values_in_place, C, block),
         tile_descriptor(prepared.B_0_0, C, C),
         tile_descriptor(prepared.A_0, C, C),
         row_descriptor(prepared.strength_0, C),
         row_descriptor(prepared.from_start, C),
+        row_descriptor(prepared.to_end, C),
         None if checkpoints is None else tile_descriptor(prepared.U_0, C, block),
         None if o is None else vector_descriptor(o, True, C, block),
         prepared.decay_out, o, *((0, 0, 0) if o is None else o.stride()[:3]),

@@ -28,7 +28,7 @@ class Prepared:
     """Scratch of one call, of which `for_backward` keeps what is read again."""
 
     read: torch.Tensor  # read vectors, [NT, HV, C, KP], or an input [B, T, heads, K] in_place
-    w_out_0: torch.Tensor  # [NT, HV, C, KP] write vectors, decayed to the chunk's end
+    write_0: torch.Tensor  # write vectors, [NT, HV, C, KP], or an input [B, T, heads, K] in_place
     A_0: torch.Tensor  # [NT, HV, C, C] read scores, s <= t
     U_0: torch.Tensor  # [NT, HV, C, VP] values that are written as they are, or an input
     decay_out: torch.Tensor  # [NT, HV] fp32, decay over the whole chunk
@@ -56,7 +56,7 @@ def prepare_kernel(
     v_ptr, v_batch, v_token, v_head,
     g_ptr, g_batch, g_token, g_head,
     scale,
-    read_ptr, w_out_0_ptr, A_0_ptr, U_0_ptr, decay_out_ptr, from_start_ptr, to_end_ptr,
+    read_ptr, write_0_ptr, A_0_ptr, U_0_ptr, decay_out_ptr, from_start_ptr, to_end_ptr,
     chunks_ptr, first_chunk,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr,
     KP: tl.constexpr, VP: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -85,8 +85,6 @@ def prepare_kernel(
     G_from = tl.cumsum(log_decay, axis=0, reverse=True)
     tl.store(to_end_ptr + at * C + rows - 1, tl.exp2(G_from), mask=rows > 0)
     tl.store(to_end_ptr + at * C + (C - 1), 1.0)
-    tl.debug_barrier()
-    to_end = tl.load(to_end_ptr + at * C + rows)
     tl.store(from_start_ptr + at * C + rows, scale * tl.exp2(G))
 
     # Scores: how much of what token s wrote is read (A) or erased (L) at token t, summed over blocks of keys.
@@ -97,9 +95,9 @@ def prepare_kernel(
         q = load_tile(q_start, q_token, rows, keys, count, K)
         k = load_tile(k_start, k_token, rows, keys, count, K)
 
-        tl.store(w_out_0_ptr + key_tile, (k * to_end[:, None]).to(LOW))
         if read_ptr is not None:  # else serial kernels read them in place
             tl.store(read_ptr + key_tile, q.to(LOW))
+            tl.store(write_0_ptr + key_tile, k.to(LOW))
 
         k_low = k.to(LOW)
         q_low = q.to(LOW)
@@ -146,11 +144,11 @@ def prepare(
         return v.new_empty((layout.chunk_count, HV, *shape), dtype=dtype)
 
     if prepared is None:
-        in_place = readable_in_place(layout, KP, scratch_dtype, q)
+        in_place = readable_in_place(layout, KP, scratch_dtype, q, k)
         values_in_place = not differentiable and readable_in_place(layout, VP, scratch_dtype, v)
         prepared = Prepared(
             read=q if in_place else scratch(C, KP),
-            w_out_0=scratch(C, KP),
+            write_0=k if in_place else scratch(C, KP),
             A_0=scratch(C, C),
             U_0=v if values_in_place else scratch(C, VP),
             decay_out=scratch(dtype=torch.float32),
@@ -173,8 +171,8 @@ def prepare(
         v, *v.stride()[:3],
         g, *g.stride()[:3],
         scale,
-        None if in_place else prepared.read, prepared.w_out_0, prepared.A_0, None if values_in_place else
-        prepared.U_0, prepared.decay_out, prepared.from_start, prepared.to_end,
+        None if in_place else prepared.read, None if in_place else prepared.write_0, prepared.A_0, None if
+        values_in_place else prepared.U_0, prepared.decay_out, prepared.from_start, prepared.to_end,
         layout.chunks, chunks.start,
         H=H, HV=HV, K=K, V=V, C=C, LEVELS=C.bit_length() - 1,
         KP=KP, VP=VP, BK=BK, BV=tiles.value_block, PRECISION=precision,

@@ -26,9 +26,10 @@ from .prepare import Prepared
 
 @triton.jit
 def reverse_kernel(
-    read, w_out_0, A_0,
+    read, write_0, A_0,
     decay_out_ptr,
     from_start_ptr,
+    to_end_ptr,
     do_ptr, do_batch_stride, do_token_stride, do_head_stride,
     state_gradients, dU_0,
     final_state_gradient_ptr, initial_state_gradient_ptr, sequences_ptr,
@@ -61,10 +62,11 @@ def reverse_kernel(
         c = chunks - 1 - step
         at = (first_chunk + c) * HV + head
         read_tile = load_vectors(read, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
-        w_out_0_tile = w_out_0.load([at * C, 0])
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
         A_0_tile = A_0.load([at * C, 0])
         decay_out = tl.load(decay_out_ptr + at)
         from_start = tl.load(from_start_ptr + at * C + rows)
+        to_end = tl.load(to_end_ptr + at * C + rows)
         inside = (rows < tokens - c * C)[:, None] & (values < V)[None, :]
         token = first + c * C + rows
         # dO may be a heads-first view, whose heads lie more than 2**31 elements apart
@@ -73,8 +75,9 @@ def reverse_kernel(
         dO_tile = tl.load(do_ptr + source, mask=inside, other=0.0).to(read_tile.dtype)
         dS_next_T_low = dS_next_T.to(read_tile.dtype)
         dS_next_T_rest = (dS_next_T - dS_next_T_low.to(tl.float32)).to(read_tile.dtype)
-        dU_0_T = dot(tl.trans(dO_tile), A_0_tile, PRECISION) + dot_two(
-            dS_next_T_low, dS_next_T_rest, tl.trans(w_out_0_tile), PRECISION
+        dU_0_T = (
+            dot(tl.trans(dO_tile), A_0_tile, PRECISION)
+            + dot_two(dS_next_T_low, dS_next_T_rest, tl.trans(write_0_tile), PRECISION) * to_end[None, :]
         )
         dU_0_T_low = dU_0_T.to(read_tile.dtype)
         if STORE_GRADIENTS:
@@ -152,10 +155,11 @@ def _launch(
             return
     reverse_kernel[(layout.sequence_count * prepared.heads * (prepared.value_width // block),)](
         vector_descriptor(prepared.read, prepared.in_place, C, prepared.key_width),
-        tile_descriptor(prepared.w_out_0, C, prepared.key_width),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, prepared.key_width),
         tile_descriptor(prepared.A_0, C, C),
         prepared.decay_out,
         prepared.from_start,
+        prepared.to_end,
         do, *do.stride()[:3],
         None if state_gradients is None else tile_descriptor(state_gradients, block, prepared.key_width),
         *(None if u is None else tile_descriptor(u, C, block) for u in gradients),

@@ -31,7 +31,7 @@ from .prepare import Prepared
 
 @gluon.jit
 def scan_kernel(
-    read, w_out_0, U_0, A_0, from_start,
+    read, write_0, U_0, A_0, from_start, to_end,
     o,
     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
     checkpoints_ptr, initial_state_ptr, final_state_ptr, sequences_ptr,
@@ -55,10 +55,11 @@ def scan_kernel(
     numbers: gl.constexpr = gl.NVMMASharedLayout(0, 32)
 
     read_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
-    w_out_0_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
+    write_0_ring = gl.allocate_shared_memory(low, [STAGES, C, KP], wide)
     U_0_ring = gl.allocate_shared_memory(low, [STAGES, C, BV], wide)
     A_0_ring = gl.allocate_shared_memory(low, [STAGES, C, C], square)
     from_start_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, C], numbers)
+    to_end_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, C], numbers)
     o_leaving = gl.allocate_shared_memory(low, [C, BV], wide)
     full = barriers(STAGES)
     empty = barriers(STAGES)
@@ -68,10 +69,11 @@ def scan_kernel(
                 multiply,
                 (
                     read_ring,
-                    w_out_0_ring,
+                    write_0_ring,
                     U_0_ring,
                     A_0_ring,
                     from_start_ring,
+                    to_end_ring,
                     o_leaving, full, empty,
                     o,
                     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
@@ -84,12 +86,13 @@ def scan_kernel(
             (
                 copy,
                 (
-                    read, w_out_0, U_0, A_0, from_start,
+                    read, write_0, U_0, A_0, from_start, to_end,
                     read_ring,
-                    w_out_0_ring,
+                    write_0_ring,
                     U_0_ring,
                     A_0_ring,
                     from_start_ring,
+                    to_end_ring,
                     full, empty,
                     batch, head, block, first, tokens, first_chunk,
                     H, IN_PLACE, VALUES_IN_PLACE, HV, C, KP, BV, STAGES, STORE_OUTPUT,
@@ -103,12 +106,13 @@ def scan_kernel(
 
 @gluon.jit
 def copy(
-    read, w_out_0, U_0, A_0, from_start,
+    read, write_0, U_0, A_0, from_start, to_end,
     read_ring,
-    w_out_0_ring,
+    write_0_ring,
     U_0_ring,
     A_0_ring,
     from_start_ring,
+    to_end_ring,
     full, empty,
     batch, head, block, first, tokens, first_chunk,
     H: gl.constexpr, IN_PLACE: gl.constexpr,
@@ -118,17 +122,20 @@ def copy(
 ):  # fmt: skip
     """The tiles of chunk after chunk, as soon as the ring has a place for them."""
     group = head // (HV // H)  # the head of inputs that value heads share
-    BYTES: gl.constexpr = 2 * (C * KP + C * BV) + (2 * (C * KP + C * C) + 4 * (C) if STORE_OUTPUT else 0)
+    BYTES: gl.constexpr = 2 * (C * KP + C * BV) + 4 * (C) + (2 * (C * KP + C * C) + 4 * (C) if STORE_OUTPUT else 0)
     for c in range(gl.cdiv(tokens, C)):
         stage = c % STAGES
         at = (first_chunk + c) * HV + head
         mbarrier.wait(empty.index(stage), (c // STAGES) & 1 ^ 1)
         here = full.index(stage)
         mbarrier.expect(here, BYTES)
-        tma.async_copy_global_to_shared(w_out_0, [at * C, 0], here, w_out_0_ring.index(stage))
+        fetch_vectors(
+            write_0, batch, group, first + c * C, first_chunk + c, head, 0, here, write_0_ring.index(stage), IN_PLACE
+        )
         fetch_vectors(
             U_0, batch, head, first + c * C, first_chunk + c, head, block, here, U_0_ring.index(stage), VALUES_IN_PLACE
         )
+        tma.async_copy_global_to_shared(to_end, [at, 0], here, to_end_ring.index(stage))
         if STORE_OUTPUT:
             fetch_vectors(
                 read, batch, group, first + c * C, first_chunk + c, head, 0, here, read_ring.index(stage), IN_PLACE
@@ -140,10 +147,11 @@ def copy(
 @gluon.jit
 def multiply(
     read_ring,
-    w_out_0_ring,
+    write_0_ring,
     U_0_ring,
     A_0_ring,
     from_start_ring,
+    to_end_ring,
     o_leaving, full, empty,
     o,
     decay_out_ptr, o_ptr, o_batch_stride, o_token_stride, o_head_stride,
@@ -159,6 +167,7 @@ def multiply(
     of_tokens: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [BV // 16, 1], [16, C, 16])
     of_keys: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [BV // 16, 1], [16, KP, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, of_tokens, 2)  # of a product that is summed over keys or tokens
+    left_of_keys: gl.constexpr = gl.DotOperandLayout(0, of_keys, 2)
 
     keys = gl.arange(0, KP, gl.SliceLayout(0, of_keys))
     values = block + gl.arange(0, BV, gl.SliceLayout(1, of_keys))
@@ -178,8 +187,9 @@ def multiply(
         decay_out = decay_next  # the next one is on its way for a chunk's time
         decay_next = gl.load(decay_out_ptr + at + HV, mask=c + 1 < chunks, other=1.0)
         mbarrier.wait(full.index(stage), (c // STAGES) & 1)
-        w_out_0_tile = w_out_0_ring.index(stage)
+        write_0_tile = write_0_ring.index(stage)
         U_0_tile = U_0_ring.index(stage)
+        to_end_tile = to_end_ring.index(stage)
         if KEEP:  # for the backward
             if (first_chunk + c) % CHECKPOINT == 0:
                 checkpoint = ((first_chunk + c) // CHECKPOINT).to(gl.int64) * HV + head
@@ -198,7 +208,14 @@ def multiply(
             place = gl.where(c > 0, batch, NOWHERE)
             before = first + gl.maximum(c - 1, 0) * C
             tma.async_copy_shared_to_global(o, [place, head, before, block], o_leaving)
-        S_T = product(U_0_tile.permute([1, 0]), w_out_0_tile, S_T)
+        S_T = product(
+            gl.convert_layout(
+                (U_0_tile.permute([1, 0]).load(of_tokens).to(gl.float32) * to_end_tile.load(of_tokens)).to(low),
+                left_of_keys,
+            ),
+            write_0_tile,
+            S_T,
+        )
         if STORE_OUTPUT:
             O_T = warpgroup_mma_wait(1, deps=(O_T,))
             O_T = O_T * from_start_tile.load(of_tokens)
@@ -234,15 +251,16 @@ def scan_in_roles(
 ) -> bool:
     """What `scan` does; False if nothing was done, since the call is not one for these kernels."""
     block, C, KP = tiles.value_block, layout.chunk, prepared.key_width
-    count = stages(prepared, tiles, 2 * (2 * C * KP + C * block + C * C) + 4 * (C), 2 * C * block)
+    count = stages(prepared, tiles, 2 * (2 * C * KP + C * block + C * C) + 4 * (2 * C), 2 * C * block)
     if not count:
         return False
     scan_kernel[programs(prepared, layout, tiles)](
         vector_descriptor(prepared.read, prepared.in_place, C, KP),
-        tile_descriptor(prepared.w_out_0, C, KP),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, KP),
         vector_descriptor(prepared.U_0, prepared.values_in_place, C, block),
         tile_descriptor(prepared.A_0, C, C),
         row_descriptor(prepared.from_start, C),
+        row_descriptor(prepared.to_end, C),
         None if o is None else vector_descriptor(o, True, C, block),
         prepared.decay_out, o, *((0, 0, 0) if o is None else o.stride()[:3]),
         checkpoints, initial_state, final_state, layout.sequences,

@@ -15,18 +15,20 @@ import torch
 import triton
 import triton.language as tl
 
-from kcpgen.runtime.launch import ScanTiles, tile_descriptor
+from kcpgen.runtime.launch import ScanTiles, tile_descriptor, vector_descriptor
 from kcpgen.runtime.layout import ChunkLayout
-from kcpgen.runtime.ops import dot
+from kcpgen.runtime.ops import dot, load_vectors
 
 from .prepare import Prepared
 
 
 @triton.jit
 def states_kernel(
-    w_out_0, U_0,
+    write_0, U_0,
     decay_out_ptr,
-    states, checkpoints_ptr, initial_state_ptr, runs_ptr,
+    to_end_ptr,
+    states, checkpoints_ptr, initial_state_ptr, runs_ptr, chunks_ptr,
+    H: tl.constexpr, IN_PLACE: tl.constexpr,
     HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr,
     BV: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr, HAS_CHECKPOINTS: tl.constexpr,
@@ -37,7 +39,11 @@ def states_kernel(
     first_chunk = tl.load(runs_ptr + 3 * run)
     chunks = tl.load(runs_ptr + 3 * run + 1)
     source = tl.load(runs_ptr + 3 * run + 2).to(tl.int64)  # a checkpoint, or -1 - the row of an initial state
+    group = head // (HV // H)  # the head of inputs that value heads share
+    batch = tl.load(chunks_ptr + 3 * first_chunk)
+    first = tl.load(chunks_ptr + 3 * first_chunk + 1)
 
+    rows = tl.arange(0, C)
     keys = tl.arange(0, KP)
     values = block + tl.arange(0, BV)
     state_inside = (values < V)[:, None] & (keys < K)[None, :]
@@ -52,11 +58,14 @@ def states_kernel(
         S_T += tl.load(initial_state_ptr + (-1 - source) * (HV * K * V) + state_tile, mask=given, other=0.0)
     for c in tl.range(0, chunks, num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        w_out_0_tile = w_out_0.load([at * C, 0])
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
         U_0_tile = U_0.load([at * C, block])
         decay_out = tl.load(decay_out_ptr + at)
-        states.store([at * VP + block, 0], S_T.to(w_out_0_tile.dtype))
-        S_T = S_T * decay_out + dot(tl.trans(U_0_tile), w_out_0_tile, PRECISION)
+        to_end = tl.load(to_end_ptr + at * C + rows)
+        states.store([at * VP + block, 0], S_T.to(write_0_tile.dtype))
+        S_T = S_T * decay_out + dot(
+            (tl.trans(U_0_tile) * to_end[None, :]).to(write_0_tile.dtype), write_0_tile, PRECISION
+        )
 
 
 def scan_states(
@@ -73,10 +82,12 @@ def scan_states(
     if layout.run_count == 0:
         return states
     states_kernel[(layout.run_count * prepared.heads * (prepared.value_width // block),)](
-        tile_descriptor(prepared.w_out_0, C, prepared.key_width),
+        vector_descriptor(prepared.write_0, prepared.in_place, C, prepared.key_width),
         tile_descriptor(prepared.U_0, C, block),
         prepared.decay_out,
-        tile_descriptor(states, block, prepared.key_width), checkpoints, initial_state, layout.runs,
+        prepared.to_end,
+        tile_descriptor(states, block, prepared.key_width), checkpoints, initial_state, layout.runs, layout.chunks,
+        H=prepared.input_heads, IN_PLACE=prepared.in_place,
         HV=prepared.heads, K=prepared.keys, V=prepared.values, C=C,
         KP=prepared.key_width, VP=prepared.value_width, BV=block,
         PRECISION=prepared.precision, STAGES=tiles.stages,

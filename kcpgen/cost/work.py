@@ -107,8 +107,7 @@ class Counting:
         """Vectors that serial kernels read where the inputs lie, by field: the input."""
         found: dict[str, str] = {}
         if in_place(self.plan) != "False":
-            writes = self.plan.write if self.plan.plain_writes else ()
-            found |= {"read": self.plan.read.base, **{f"write_{j}": base for j, base in enumerate(writes)}}
+            found |= {"read": self.plan.read.base, **{f"write_{j}": base for j, base in enumerate(self.plan.write)}}
         if triton_values.in_place(self.plan) != "False":
             fields = triton_values.value_fields(self.plan)
             found |= {name: triton_values.input_of(self.plan, name) for name in fields}

@@ -47,31 +47,50 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """An equation, transposed, as it is worked out: elementwise terms, then products; scale: of its first products.
+    """An equation, transposed, as it is worked out: elementwise terms, then products.
 
-    layout: of its accumulator, "of_tokens" [BV, C] or "of_keys" [BV, KP].
+    scaled: products whose sum is scaled by `scale`, and so come before the others; there is no elementwise term then.
     """
 
     name: str
-    layout: str
     start: str
     products: tuple[tuple[str, str], ...]
+    scaled: tuple[tuple[str, str], ...] = ()
     scale: str = ""
+
+    @property
+    def opening(self) -> tuple[tuple[str, str], ...]:
+        return self.scaled or self.products
+
+    @property
+    def closing(self) -> tuple[tuple[str, str], ...]:
+        """What is begun once the opening has been scaled."""
+        return self.products if self.scaled else ()
 
     def lines(self) -> Iterator[str]:
         yield from self.beginning()
-        yield from self.additions()
+        yield from self.opened()
 
     def beginning(self) -> Iterator[str]:
         """To stand before any product that is under way meanwhile: ptxas would wait for it."""
         if self.start and self.start != self.name:
             yield f"{self.name} = {self.start}"
 
-    def additions(self) -> Iterator[str]:
+    def opened(self) -> Iterator[str]:
         begin, into = ("product", self.name) if self.start else ("fresh_product", "nothing")
-        for left, right in self.products:
+        for left, right in self.opening:
             yield f"{self.name} = {begin}({left}, {right}, {into})"
             begin, into = "product", self.name
+
+    def settled(self, later: str) -> Iterator[str]:
+        """Once the opening is done but for `later` products that were begun after it."""
+        if self.scaled:
+            yield self.awaited(later)
+            yield f"{self.name} = {self.name} * {self.scale}"
+
+    def closed(self) -> Iterator[str]:
+        for left, right in self.closing:
+            yield f"{self.name} = product({left}, {right}, {self.name})"
 
     def awaited(self, later: str) -> str:
         return f"{self.name} = warpgroup_mma_wait({later}, deps=({self.name},))"
@@ -100,6 +119,7 @@ class Products:
         target, layout = self.name(equation.target) + "_T", self._layout(equation.target)
         start: list[str] = []
         products: list[tuple[str, str]] = []
+        scaled: list[tuple[str, str]] = []
         scale = ""
         for term in equation.terms if terms is None else terms:
             factors = [f for f in term.factors if f.name not in DIAGONALS]
@@ -107,16 +127,16 @@ class Products:
                 start.append(self._alone(term, factors[0], layout))
                 continue
             left, right = factors[1].T, factors[0].T  # (A B)^T = B^T A^T
-            rows = self._row_decay(right)
-            scale = f"{rows}_tile.load({layout})" if rows and right.transposed else scale
-            products += self._operands(left, right, layout, halves, rows if not right.transposed else "")
-        return Sum(name=target, layout=layout, start=" + ".join(start), products=tuple(products), scale=scale)
+            rows, _ = row_decays(self.plan).get(right.name, ("", ""))
+            if rows and right.transposed:
+                scale = f"{rows}_tile.load({layout})"
+                scaled += self._operands(left, right, layout, halves, "")
+            else:
+                products += self._operands(left, right, layout, halves, rows)
+        return Sum(name=target, start=" + ".join(start), products=tuple(products), scaled=tuple(scaled), scale=scale)
 
     def _layout(self, target: Factor) -> str:
         return "of_keys" if self.name(target) == self.state else "of_tokens"
-
-    def _row_decay(self, right: Factor) -> str:
-        return row_decays(self.plan).get(variable(right), ("", ""))[0]
 
     def _operands(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
         second = _turned(f"{self.name(right)}_tile", right)
@@ -125,6 +145,9 @@ class Products:
             yield f"{self.state}_T_low", second
             if halves:
                 yield f"{self.state}_T_rest", second
+        elif variable(left) in self.corrected and rows:
+            scaled = f"{self.name(left)}_T * {rows}_tile.load(of_tokens)"
+            yield f"gl.convert_layout(({scaled}).to(low), {side})", second
         elif variable(left) in self.corrected:
             yield f"gl.convert_layout({self.name(left)}_T_low, {side})", second
         elif rows:
@@ -172,18 +195,23 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     reading = [t for t in output.terms if "S" in (f.name for f in t.factors)]
     read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
     advanced = printer.sum(advance)
-    scaled = [read.awaited(str(len(advanced.products))), f"O_T = O_T * {read.scale}"] if read.scale else []
     context: dict[str, Value] = {
         "correct": [line for found in corrections for line in found.lines()],
         "read": [*read.lines()],
         "corrected_lines": [
             line
-            for found, later in zip(corrections, _later(corrections), strict=True)
-            for line in (found.awaited(f"{later + len(read.products)} if STORE_OUTPUT else {later}"), _lowered(found))
+            for found, later in zip(corrections, _later([len(c.opening) for c in corrections]), strict=True)
+            for line in (
+                found.awaited(f"{later + len(read.opening)} if STORE_OUTPUT else {later}"),
+                _lowered(found),
+            )
         ],
         "decayed": [*advanced.beginning()],
-        "advance": [*advanced.additions()],
-        "output": [*scaled, *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products)],
+        "advance": [*advanced.opened()],
+        "output": [
+            *read.settled(str(len(advanced.opening))),
+            *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products),
+        ],
         "outputs": len(written.products),
         "corrected": [f"U_{e}" for e in plan.erasing],
         "in_halves": int(plan.reads_state_alone),
@@ -209,14 +237,24 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     last = [t for t in advance.terms if "dU" in (f.name for f in t.factors)]
     begun = printer.sum(advance, [t for t in advance.terms if t not in last])
     ended = printer.sum(advance, last)
+    opening = [len(found.opening) for found in corrections]
+    closing = [len(found.closing or found.opening) for found in corrections]
     context: dict[str, Value] = {
         "correct": [line for found in corrections for line in found.lines()],
         "decayed": [*begun.beginning()],
-        "begin": [*begun.additions()],
+        "settle": [
+            *(
+                line
+                for found, later in zip(corrections, _later(opening), strict=True)
+                for line in found.settled(str(later))
+            ),
+            *(line for found in corrections for line in found.closed()),
+        ],
+        "begin": [*begun.opened()],
         "corrected_lines": [
             line
-            for found, later in zip(corrections, _later(corrections), strict=True)
-            for line in (found.awaited(str(later + len(begun.products))), _lowered(found))
+            for found, later in zip(corrections, _later(closing), strict=True)
+            for line in (found.awaited(str(later + len(begun.opening))), _lowered(found))
         ],
         "advance": [f"dS_next_T = product({left}, {right}, dS_next_T)" for left, right in ended.products],
         "gradients": [f"dU_{j}" for j in plan.terms],
@@ -238,9 +276,9 @@ def _turned(tile: str, factor: Factor) -> str:
     return f"{tile}.permute([1, 0])" if factor.transposed else tile
 
 
-def _later(sums: Sequence[Sum]) -> list[int]:
+def _later(counts: Sequence[int]) -> list[int]:
     """Products of the sums that follow, for each."""
-    return [sum(len(after.products) for after in sums[n + 1 :]) for n in range(len(sums))]
+    return [sum(counts[n + 1 :]) for n in range(len(counts))]
 
 
 def _turns(context: Mapping[str, Value]) -> int:
@@ -263,7 +301,7 @@ def _scan_tiles(plan: KernelPlan) -> list[Tile]:
         *(_scratch(name, "scores") for name in triton_values.blocks(plan)),
         *(_scratch(f"A_{j}", "scores", output=True) for j in plan.terms),
         *(_scratch(name, "row") for name in triton_values.strengths(plan)),
-        *(_scratch(name, "row", output=True) for name, _ in row_decays(plan).values()),
+        *(_scratch(name, "row", output=letter == "q_in") for letter, (name, _) in row_decays(plan).items()),
         *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
     ]
 

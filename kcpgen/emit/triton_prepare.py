@@ -99,8 +99,6 @@ def _scalar_decay(plan: KernelPlan) -> list[str]:
         "G_from = tl.cumsum(log_decay, axis=0, reverse=True)",
         "tl.store(to_end_ptr + at * C + rows - 1, tl.exp2(G_from), mask=rows > 0)",
         "tl.store(to_end_ptr + at * C + (C - 1), 1.0)",
-        "tl.debug_barrier()",
-        "to_end = tl.load(to_end_ptr + at * C + rows)",
     ]
     return [*running_decay(plan), *ends]
 
@@ -270,17 +268,12 @@ def _operand(plan: KernelPlan, row: Row) -> str:
 
 def _kept_vectors(plan: KernelPlan) -> list[str]:
     """Read and write vectors, where serial kernels cannot read them in place."""
-    bases = {"read": plan.read.base, **{f"write_{j}": plan.write[j] for j in plan.terms if plan.plain_writes}}
-    decayed_writes = [
-        f"tl.store(w_out_{j}_ptr + key_tile, {rounded(base_variable(plan, plan.write[j]) + ' * to_end[:, None]')})"
-        for j in plan.terms
-        if not plan.plain_writes
-    ]
+    bases = {"read": plan.read.base, **{f"write_{j}": plan.write[j] for j in plan.terms}}
     stores = [f"tl.store({name}_ptr + key_tile, {rounded(base_variable(plan, b))})" for name, b in bases.items()]
     if in_place(plan) == "False":
-        return [*stores, *decayed_writes]
+        return stores
     comment = "  # else serial kernels read them in place"
-    return [*decayed_writes, f"if read_ptr is not None:{comment}", *(f"    {line}" for line in stores)]
+    return [f"if read_ptr is not None:{comment}", *(f"    {line}" for line in stores)]
 
 
 def _key_operands(plan: KernelPlan) -> list[str]:

@@ -36,8 +36,6 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         fields[name] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, what scales a value as a whole")
     for name, start in row_decays(plan).values():
         fields[name] = ("C, dtype=torch.float32", f"[NT, HV, C] fp32, {start}")
-    if plan.decay_axis == "":
-        fields["to_end"] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, of a write: decay to the chunk's end")
     if plan.sums:
         shape = f"{len(plan.sums)}, C"
         fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
@@ -46,14 +44,11 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
 
 def vector_fields(plan: KernelPlan) -> tuple[str, list[str], tuple[str, str]]:
     """Fields of the read vectors and of each term's write vectors, and what the two kinds of them are."""
-    write = "[NT, HV, C, KP] write vectors, decayed to the chunk's end"
     if plan.decays_rows:
         place = "[NT, HV, C, KP]" + ("" if in_place(plan) == "False" else ", or an input [B, T, heads, K] in_place")
-        reads = f"read vectors, {place}"
-        if plan.plain_writes:
-            return "read", [f"write_{j}" for j in plan.terms], (reads, f"write vectors, {place}")
-        return "read", [f"w_out_{j}" for j in plan.terms], (reads, write)
+        return "read", [f"write_{j}" for j in plan.terms], (f"read vectors, {place}", f"write vectors, {place}")
     read = "[NT, HV, C, KP] read vectors, decayed from the chunk's start, scaled"
+    write = "[NT, HV, C, KP] write vectors, decayed to the chunk's end"
     return "q_in", [f"w_out_{j}" for j in plan.terms], (read, write)
 
 
@@ -63,12 +58,14 @@ def row_decays(plan: KernelPlan) -> dict[str, tuple[str, str]]:
     if plan.decays_rows and (plan.decay_axis == "" or plan.read.coefficient != 1):
         meaning = "of a read: decay from the chunk's start and scale"
         found["q_in"] = ("from_start", meaning if plan.decay_axis == "" else "scale of a read")
+    if plan.decay_axis == "":
+        found["w_out"] = ("to_end", "of a write: decay to the chunk's end")
     return found
 
 
 def in_place(plan: KernelPlan) -> str:
     """Host code: whether the vectors that serial kernels want are inputs as they lie in memory."""
-    bases = [plan.read.base, *(plan.write if plan.plain_writes else ())]
+    bases = [plan.read.base, *plan.write]
     if not plan.decays_rows or not all(plan.loaded(base) for base in bases):
         return "False"
     options = dict.fromkeys(r.option for r in plan.rewrites if r.target in bases)

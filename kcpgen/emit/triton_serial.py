@@ -36,7 +36,7 @@ def loads(plan: KernelPlan, vectors: Collection[str], width: str) -> dict[str, V
 def is_vector(plan: KernelPlan, field: str) -> bool:
     """Whether a field may be an input itself."""
     read, writes, _ = vector_fields(plan)
-    return plan.decays_rows and field in (read, *(writes if plan.plain_writes else ()))
+    return plan.decays_rows and field in (read, *writes)
 
 
 def _load(plan: KernelPlan, name: str) -> str:

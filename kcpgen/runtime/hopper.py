@@ -55,6 +55,8 @@ def stages(prepared: Any, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int)
     fitting = prepared.A_0.dtype is torch.bfloat16 and prepared.key_width in (64, 128) and tiles.value_block == 64
     if not fitting or prepared.values % 8:  # rows of outputs are copied whole, from multiples of 16 bytes
         return 0
+    if prepared.A_0.numel() == 0:  # a descriptor is of something
+        return 0
     count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
 

@@ -108,8 +108,9 @@ def test_so_they_do_where_keys_are_narrow(decay: str) -> None:
 # Which calls take them.
 
 
-def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128) -> Any:
-    return SimpleNamespace(A_0=torch.empty(0, dtype=dtype), key_width=key_width, values=values, values_in_place=True)
+def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128, chunks: int = 1) -> Any:
+    scores = torch.empty(chunks, dtype=dtype)
+    return SimpleNamespace(A_0=scores, key_width=key_width, values=values, values_in_place=True)
 
 
 @given(
@@ -136,10 +137,11 @@ def test_chunks_in_flight_fit_or_the_portable_kernel_is_taken(
         (prepared(key_width=256), TILES),
         (prepared(key_width=32), TILES),
         (prepared(values=100), TILES),
+        (prepared(chunks=0), TILES),
         (prepared(), replace(TILES, value_block=32)),
         (prepared(), replace(TILES, value_block=128)),
     ],
-    ids=["fp32 scratch", "wide keys", "narrow keys", "odd values", "narrow block", "wide block"],
+    ids=["fp32 scratch", "wide keys", "narrow keys", "odd values", "no tokens", "narrow block", "wide block"],
 )
 def test_other_calls_are_left_to_the_portable_kernels(call: Any, tiles: ScanTiles) -> None:
     assert hopper.stages(prepared(), TILES, 40_000, 16_000) == 3
@@ -257,22 +259,29 @@ def test_only_title_and_stamp_name_the_op(path: Path) -> None:
         assert not re.search(rf"(?<![a-z]){name.replace('_', '[ _-]?')}(?![a-z])", body, re.IGNORECASE)
 
 
-def made(name: str, products: int, start: str = "") -> Sum:
-    return Sum(
-        name=name, layout="of_tokens", start=start, products=tuple((f"l_{n}", f"r_{n}") for n in range(products))
-    )
+def pairs(count: int, letter: str = "") -> tuple[tuple[str, str], ...]:
+    return tuple((f"l{letter}_{n}", f"r{letter}_{n}") for n in range(count))
 
 
 def test_a_sum_begins_with_its_terms_or_in_place_of_what_was_there() -> None:
     first, second = "product(l_0, r_0, X)", "X = product(l_1, r_1, X)"
-    assert list(made("X", 2, start="x").lines()) == ["X = x", f"X = {first}", second]
-    assert list(made("X", 2, start="X").lines()) == [f"X = {first}", second]
-    assert list(made("X", 2).lines()) == ["X = fresh_product(l_0, r_0, nothing)", second]
+    assert list(Sum(name="X", start="x", products=pairs(2)).lines()) == ["X = x", f"X = {first}", second]
+    assert list(Sum(name="X", start="X", products=pairs(2)).lines()) == [f"X = {first}", second]
+    assert list(Sum(name="X", start="", products=pairs(2)).lines()) == ["X = fresh_product(l_0, r_0, nothing)", second]
+
+
+def test_what_is_scaled_comes_first() -> None:
+    found = Sum(name="X", start="", products=pairs(1), scaled=pairs(1, "s"), scale="d")
+    assert list(found.lines()) == ["X = fresh_product(ls_0, rs_0, nothing)"]
+    assert list(found.settled("2")) == ["X = warpgroup_mma_wait(2, deps=(X,))", "X = X * d"]
+    assert list(found.closed()) == ["X = product(l_0, r_0, X)"]
+    plain = Sum(name="X", start="", products=pairs(1))
+    assert [*plain.settled("2"), *plain.closed()] == []
 
 
 def test_a_sum_is_waited_for_while_later_products_are_under_way() -> None:
-    assert _later([made("X", 2), made("Y", 3), made("Z", 1)]) == [4, 1, 0]
-    assert made("X", 2).awaited("4") == "X = warpgroup_mma_wait(4, deps=(X,))"
+    assert _later([2, 3, 1]) == [4, 1, 0]
+    assert Sum(name="X", start="", products=pairs(2)).awaited("4") == "X = warpgroup_mma_wait(4, deps=(X,))"
 
 
 # What waits are for: the body of the loop over chunks is walked as it runs, with products that end when they must.
