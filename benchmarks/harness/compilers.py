@@ -72,7 +72,7 @@ def _kernels(directory: Path, shape: Shape, candidate: Candidate) -> list[Any]:
             in_direction(call, arguments, direction)()
 
     with looked_up_by(lambda structure: candidate.overrides), forced_segments(1):
-        return launched(op, both, candidate.part.kernels)
+        return launched(op, both, candidate.part.kernels, portable=True)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from benchmarks.harness import agreement, device, inputs
 from benchmarks.harness.calls import our_call
 from benchmarks.harness.measure import Problem, Result, in_direction
 from benchmarks.harness.shapes import Shape
+from kcpgen.runtime import hopper
 from kcpgen.runtime.split import forced_segments
 from kcpgen.runtime.tuned import looked_up_by
 from kcpgen.runtime.tuned_table import Overrides
@@ -30,8 +31,11 @@ class Reference:
 
 @contextmanager
 def tiles(overrides: Overrides) -> Iterator[None]:
-    """Whole sequences, with the chosen tiles but for `overrides`, whatever the table has."""
-    with looked_up_by(lambda structure: overrides), forced_segments(1):
+    """Whole sequences and portable serial kernels, with the chosen tiles but for `overrides`, whatever the table has.
+
+    Those in roles choose for themselves how many chunks are in flight.
+    """
+    with looked_up_by(lambda structure: overrides), forced_segments(1), hopper.forced(False):
         yield
 
 

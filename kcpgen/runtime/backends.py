@@ -26,12 +26,17 @@ def choose(op: str, backend: str | None, device: torch.device, dtypes: tuple[tor
     return backend
 
 
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels; those in Gluon it cannot."""
+    return os.environ.get(INTERPRETER) == "1"
+
+
 def _require_triton(op: str, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> None:
     if importlib.util.find_spec("triton") is None:
         raise ImportError(
             f"{op}: `backend` 'triton' needs the triton package, which is not installed; 'eager' needs torch only"
         )
-    if device.type != "cuda" and os.environ.get(INTERPRETER) != "1":
+    if device.type != "cuda" and not interpreting():
         raise RuntimeError(
             f"{op}: `backend` 'triton' needs CUDA tensors, got tensors on {device}; "
             f"allowed here: 'eager', 'naive', or {INTERPRETER}=1 in the environment for Triton's interpreter"

@@ -462,12 +462,13 @@ class _Chunked(torch.autograd.Function):
         run: Run = ctx.run
         if torch.is_grad_enabled():  # create_graph=True: the kernels' gradients would come out as constants
             raise RuntimeError(f"{run.kernels.op}: no gradients of gradients on Triton; backend='eager' has them")
-        initial, received, transitions, *tensors = ctx.saved_tensors
-        tensors = [None if x is None else unit_stride(x) for x in tensors]  # hooks may have laid them out anew
+        states, tensors = ctx.saved_tensors[:3], ctx.saved_tensors[3:]  # hooks may have laid them out anew
+        initial, received, transitions = (None if x is None else x.contiguous() for x in states)
+        tensors = [None if x is None else unit_stride(x) for x in tensors]
         prepared = _with_inputs(ctx.prepared, ctx.lent, tensors)
         value = tensors[run.kernels.value]
         sizes = (*value.shape[:2], run.heads, value.shape[3])
-        do = value.new_zeros(sizes) if do is None else unit_stride(do)
+        do = value.new_zeros(sizes) if do is None else hopper.copyable(do, run.tiles)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)
         local = initial if run.cp is None else entering_states(run.cp.shard, initial, received)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import triton
 
-from kcpgen.runtime.launch import ScanTiles, Tiles
+from kcpgen.runtime.backends import interpreting
+from kcpgen.runtime.launch import ScanTiles, Tiles, readable, unit_stride
 from kcpgen.runtime.layout import ChunkLayout
 
 TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were run with
@@ -42,28 +43,44 @@ def forced(choice: bool | None) -> Iterator[None]:
 def settled(tiles: Tiles, device: torch.device) -> Tiles:
     """Tiles of a call on that device: a backward may run where nobody forces anything."""
     found = _forced.get()
-    if _on_hopper(device) if found is None else found:
+    if (not interpreting() and _on_hopper(device)) if found is None else found:
         return tiles
     return replace(tiles, **{name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")})
 
 
-def stages(prepared: Any, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int) -> int:
+def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int) -> int:
     """Chunks in flight of a kernel in roles, 0 for the portable kernel.
 
     tile_bytes: of the tiles of one chunk. leaving_bytes: of those that leave.
     """
-    fitting = prepared.A_0.dtype is torch.bfloat16 and prepared.key_width in (64, 128) and tiles.value_block == 64
-    if not fitting or prepared.values % 8:  # rows of outputs are copied whole, from multiples of 16 bytes
+    fitting = prepared.key_width in (64, 128) and tiles.value_block == 64
+    if not fitting or not copied_whole(prepared.A_0.dtype, prepared.values):
         return 0
-    if prepared.A_0.numel() == 0:  # a descriptor is of something
+    if layout.chunk < 32 or layout.chunk_count == 0:  # a row of fp32 numbers is 128 bytes, a descriptor is of something
         return 0
     count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
 
 
+def copied_whole(dtype: torch.dtype, values: int) -> bool:
+    """Whether rows of [.., V] tensors can be copied by tiles: they lie multiples of 16 bytes apart."""
+    return dtype is torch.bfloat16 and values % 8 == 0
+
+
+def copyable(do: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    """The gradient of the output as a kernel in roles can copy it by tiles, once for all its launches."""
+    wanted = tiles.reverse.roles and copied_whole(do.dtype, do.shape[3])
+    return readable(do) if wanted else unit_stride(do)
+
+
+def compiles() -> bool:
+    """Whether this Triton is one that kernels in roles were written for."""
+    return bool(triton.__version__.startswith(TRITON))
+
+
 @lru_cache(maxsize=8)
 def _on_hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or not triton.__version__.startswith(TRITON):
+    if device.type != "cuda" or not compiles():
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
 

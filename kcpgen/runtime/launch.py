@@ -167,10 +167,10 @@ ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing throu
 def readable_in_place(layout: ChunkLayout, columns: int, dtype: torch.dtype, *inputs: torch.Tensor) -> bool:
     """Whether tiles of [chunk, columns] can be read where inputs [B, T, heads, K] lie, and then hold nothing that
     belongs to another sequence."""
-    return layout.apart and all(x.dtype is dtype and x.shape[3] == columns and _addressable(x) for x in inputs)
+    return layout.apart and all(x.dtype is dtype and x.shape[3] == columns and addressable(x) for x in inputs)
 
 
-def _addressable(x: torch.Tensor) -> bool:
+def addressable(x: torch.Tensor) -> bool:
     """Whether a descriptor can say where its tiles are."""
     steps = x.stride()
     aligned = all(step > 0 and step * x.element_size() % ALIGNMENT == 0 for step in steps[:3])
@@ -179,7 +179,7 @@ def _addressable(x: torch.Tensor) -> bool:
 
 def readable(x: torch.Tensor) -> torch.Tensor:
     """An input that was readable in place, once autograd gives it back: hooks may have laid it out anew."""
-    return x if _addressable(x) else x.clone(memory_format=torch.contiguous_format)
+    return x if addressable(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 def room_within(scratch: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -56,14 +56,20 @@ def resources(op: Op, case: Case) -> list[Resources]:
     return launched(op, lambda: evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton"))
 
 
-def launched(op: Op, call: Callable[[], object], names: Collection[str] = ()) -> list[Resources]:
-    """Likewise of any call of `op` on CPU tensors; `names`: the kernels to compile, () for all."""
+def launched(
+    op: Op, call: Callable[[], object], names: Collection[str] = (), portable: bool = False
+) -> list[Resources]:
+    """Likewise of any call of `op` on CPU tensors, with portable serial kernels and then with those in roles.
+
+    names: the kernels to compile, () for all. portable: without those in roles.
+    """
     import_module(
         f"{op.chunk.__module__.rpartition('.')[0]}.autograd"
     )  # kernels are defined before the variable is set
     compiled: list[Any] = []
-    with hopper.forced(True), _compiling_only(compiled, names):
-        call()
+    for roles in (False, True) if hopper.compiles() and not portable else (False,):  # what is the same is compiled once
+        with hopper.forced(roles), _compiling_only(compiled, names):
+            call()
     distinct = {id(kernel): kernel for kernel in compiled}
     return [_read(kernel) for kernel in distinct.values()]
 

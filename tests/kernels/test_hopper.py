@@ -28,6 +28,7 @@ from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
 from kcpgen.runtime import hopper
 from kcpgen.runtime.launch import ScanTiles, Tiles, choose_tiles
+from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.verify import resources
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
@@ -108,9 +109,12 @@ def test_so_they_do_where_keys_are_narrow(decay: str) -> None:
 # Which calls take them.
 
 
-def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128, chunks: int = 1) -> Any:
-    scores = torch.empty(chunks, dtype=dtype)
+def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128) -> Any:
+    scores = torch.empty(1, dtype=dtype)
     return SimpleNamespace(A_0=scores, key_width=key_width, values=values, values_in_place=True)
+
+
+LAYOUT = chunk_layout(1, 100, None, 32, CPU)
 
 
 @given(
@@ -122,7 +126,7 @@ def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128,
 def test_chunks_in_flight_fit_or_the_portable_kernel_is_taken(
     key_width: int, values: int, tile_bytes: int, leaving_bytes: int
 ) -> None:
-    found = hopper.stages(prepared(key_width=key_width, values=values), TILES, tile_bytes, leaving_bytes)
+    found = hopper.stages(prepared(key_width=key_width, values=values), LAYOUT, TILES, tile_bytes, leaving_bytes)
     if 2 * tile_bytes + leaving_bytes > hopper.LIMIT:
         assert found == 0
     else:
@@ -131,23 +135,23 @@ def test_chunks_in_flight_fit_or_the_portable_kernel_is_taken(
 
 
 @pytest.mark.parametrize(
-    ("call", "tiles"),
+    ("call", "layout", "tiles"),
     [
-        (prepared(dtype=torch.float32), TILES),
-        (prepared(key_width=256), TILES),
-        (prepared(key_width=32), TILES),
-        (prepared(values=100), TILES),
-        (prepared(chunks=0), TILES),
-        (prepared(), replace(TILES, value_block=32)),
-        (prepared(), replace(TILES, value_block=128)),
+        (prepared(dtype=torch.float32), LAYOUT, TILES),
+        (prepared(key_width=256), LAYOUT, TILES),
+        (prepared(key_width=32), LAYOUT, TILES),
+        (prepared(values=100), LAYOUT, TILES),
+        (prepared(), chunk_layout(1, 0, None, 32, CPU), TILES),
+        (prepared(), chunk_layout(1, 100, None, 16, CPU), TILES),
+        (prepared(), LAYOUT, replace(TILES, value_block=32)),
+        (prepared(), LAYOUT, replace(TILES, value_block=128)),
     ],
-    ids=["fp32 scratch", "wide keys", "narrow keys", "odd values", "no tokens", "narrow block", "wide block"],
+    ids=["fp32", "wide keys", "narrow keys", "odd values", "no tokens", "short chunks", "narrow block", "wide block"],
 )
-def test_other_calls_are_left_to_the_portable_kernels(call: Any, tiles: ScanTiles) -> None:
-    assert hopper.stages(prepared(), TILES, 40_000, 16_000) == 3
-    assert hopper.stages(call, tiles, 40_000, 16_000) == 0
+def test_other_calls_are_left_to_the_portable_kernels(call: Any, layout: ChunkLayout, tiles: ScanTiles) -> None:
+    assert hopper.stages(prepared(), LAYOUT, TILES, 40_000, 16_000) == 3
+    assert hopper.stages(call, layout, tiles, 40_000, 16_000) == 0
     scan, reverse = (import_module(f"{package(OPS[0])}.{name}_hopper") for name in ("scan", "reverse"))
-    layout: Any = SimpleNamespace(chunk=32)
     nothing = {"initial_state": None, "final_state": None, "checkpoints": None}
     assert not scan.scan_in_roles(call, layout, tiles, o=None, **nothing)
     nothing = {"state_gradients": None, "final_state_gradient": None, "initial_state_gradient": None}
@@ -188,6 +192,22 @@ def test_a_choice_is_forced_whatever_the_device_and_only_inside(monkeypatch: pyt
     with hopper.forced(False):
         assert roles(hopper.settled(tiles, CPU)) == (False, False)
     assert hopper.settled(tiles, CPU) == tiles
+
+
+def test_the_interpreter_runs_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "_on_hopper", lambda device: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert roles(hopper.settled(chosen(), CPU)) == (False, False)
+
+
+@pytest.mark.parametrize(("values", "copied"), [(64, True), (60, False)])
+def test_a_gradient_that_tiles_cannot_copy_is_laid_out_once(values: int, copied: bool) -> None:
+    shifted = torch.zeros(2, 5, 3, values + 1, dtype=BF16)[..., 1:]
+    plain = hopper.settled(chosen(), CPU)
+    assert hopper.copyable(shifted, plain) is shifted
+    found = hopper.copyable(shifted, chosen())
+    assert (found is not shifted and found.is_contiguous()) == copied
+    assert hopper.copyable(shifted.contiguous(), chosen()).stride() == shifted.contiguous().stride()
 
 
 def forced_and_failed() -> None:

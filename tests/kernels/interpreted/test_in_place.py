@@ -86,6 +86,26 @@ def test_a_forward_is_the_same_without_a_backward(name: str, monkeypatch: pytest
     assert all(map(torch.equal, alone, forward()))
 
 
+def test_a_backward_reads_states_that_autograd_gives_back() -> None:
+    """A hook may lay a state out anew, as it may an input."""
+    op = load_op(GENERATED / "gdn")
+    case = Case(label="", backend="triton", dtype="float32", tokens=33, **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    initial = inputs.initial_state
+    assert initial is not None
+    leaves = [*inputs.tokens.values(), initial]
+
+    def gradients(kept_turned: bool) -> tuple[torch.Tensor, ...]:
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            return x.mT.contiguous().mT if kept_turned and x.shape == initial.shape else x
+
+        with torch.autograd.graph.saved_tensors_hooks(turned, lambda x: x):
+            o, _ = op.chunk(**inputs.tokens, initial_state=initial, backend="triton")
+        return torch.autograd.grad(o, leaves, inputs.d_output)
+
+    assert all(map(torch.equal, gradients(True), gradients(False)))
+
+
 @pytest.mark.parametrize("name", ["gdn", "delta_rule"])
 @pytest.mark.parametrize("gap", [0, 3])
 def test_a_backward_reads_what_autograd_gives_back(name: str, gap: int) -> None:
