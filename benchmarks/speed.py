@@ -75,6 +75,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="cut sequences of ours into N segments, 1: never; default: a model",
     )
+    add("--portable", action="store_true", help="ours with portable serial kernels where others are for this GPU")
     add("--no-peers", action="store_true", help="measure ours alone")
     add("--peers", type=_names, default=(), metavar="PEER,PEER", help="default: all that are installed")
     add("--warm-jobs", type=int, default=0, metavar="N", help="first compile in N processes that share Triton's cache")
@@ -167,11 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: no CUDA device here (--dry-run lists what would be run)", file=sys.stderr)
         return 2
     from benchmarks.harness.session import Session
+    from kcpgen.runtime import hopper
     from kcpgen.runtime.split import forced_segments
 
     session = Session(options, Clock(start=time.monotonic(), budget=options.budget_s))
     try:
-        with forced_segments(options.segments):
+        with forced_segments(options.segments), hopper.forced(False if options.portable else None):
             return session.run(wanted)
     finally:
         session.close()

@@ -37,6 +37,7 @@ def environment(options: argparse.Namespace, rates: Rates, absent: dict[str, str
         "rounds": options.rounds,
         "warm_ups": options.warm_ups,
         "segments": options.segments,
+        "portable": options.portable,
         "inputs": "bfloat16 data, float32 log decays and parameters, unit keys; no states, no norm in the call",
         "bounded": f"gate computed in the kernel by ours and the peer, log decay promised in [{BOUND:g}, 0]",
     }

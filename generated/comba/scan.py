@@ -94,7 +94,7 @@ def scan_kernel(
             token = first + c * C + rows
             target = batch * o_batch_stride + token[:, None] * o_token_stride + head * o_head_stride + values[None, :]
             tl.store(o_ptr + target, tl.trans(O_T.to(o_ptr.dtype.element_ty)), mask=inside)
-        S_T = S_T * decay_out + dot((U_0_T * to_end[None, :]).to(read_tile.dtype), write_0_tile, PRECISION)
+        S_T = S_T * decay_out + dot((U_0_T_low * to_end[None, :]).to(read_tile.dtype), write_0_tile, PRECISION)
     if STORE_FINAL_STATE:
         tl.store(final_state_ptr + state_tile, S_T, mask=state_inside)
 

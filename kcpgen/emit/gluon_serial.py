@@ -146,7 +146,7 @@ class Products:
             if halves:
                 yield f"{self.state}_T_rest", second
         elif variable(left) in self.corrected and rows:
-            scaled = f"{self.name(left)}_T * {rows}_tile.load(of_tokens)"
+            scaled = f"{self.name(left)}_T_low.to(gl.float32) * {rows}_tile.load(of_tokens)"
             yield f"gl.convert_layout(({scaled}).to(low), {side})", second
         elif variable(left) in self.corrected:
             yield f"gl.convert_layout({self.name(left)}_T_low, {side})", second
@@ -307,7 +307,7 @@ def _scan_tiles(plan: KernelPlan) -> list[Tile]:
 
 
 def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
-    place = "batch, head, first + c * C, 0, head, block, here, dO_ring.index(stage), True"
+    place = "batch, head, first + c * C, 0, head, block, arrived, dO_ring.index(stage), True"
     return [
         Tile(
             name="dO",
@@ -331,7 +331,7 @@ def _key_tile(plan: KernelPlan, letter: str, output: bool = False) -> Tile:
 
 
 def _vector(name: str, kind: str, owner: str, column: str, flag: str, field: str, output: bool = False) -> Tile:
-    place = f"batch, {owner}, first + c * C, first_chunk + c, head, {column}, here, {name}_ring.index(stage), {flag}"
+    place = f"batch, {owner}, first + c * C, first_chunk + c, head, {column}, arrived, {name}_ring.index(stage), {flag}"
     width = "block" if kind == "values" else "KP"
     return Tile(
         name=name,
@@ -353,23 +353,31 @@ def _scratch(name: str, kind: str, output: bool = False) -> Tile:
     return Tile(
         name=name,
         kind=kind,
-        fetch=f"tma.async_copy_global_to_shared({name}, [{row}, {column}], here, {name}_ring.index(stage))",
+        fetch=f"tma.async_copy_global_to_shared({name}, [{row}, {column}], arrived, {name}_ring.index(stage))",
         descriptor=descriptor,
         output=output,
     )
 
 
 def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, Value]:
-    copied = " ".join(tile.fetch for tile in tiles)
     return {
         "title": plan.spec.title,
         "tiles": [tile.as_data() for tile in tiles],
-        "by_rows": int("IN_PLACE)" in copied.replace("VALUES_IN_PLACE)", "")),
+        "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
+        "vectors": list(_vectors(plan)),
         "state_bytes": _bytes([t for t in tiles if not t.output], "BV"),
         "host_bytes": _bytes(tiles, "block"),
         "leaving_bytes": f"{2 * leaving} * C * block",
     }
+
+
+def _vectors(plan: KernelPlan) -> Iterator[str]:
+    """What the derivation's vectors are, where tiles hold them as they came and rows of products are scaled."""
+    for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]:
+        name, rows = field_of(plan, letter), [row for v, (row, _) in row_decays(plan).items() if letter.startswith(v)]
+        if name != letter:
+            yield f"{letter} = {' '.join([*rows, name])}"
 
 
 def _bytes(tiles: Sequence[Tile], columns: str) -> str:
@@ -380,5 +388,9 @@ def _bytes(tiles: Sequence[Tile], columns: str) -> str:
         counts = {kind: sum(tile.kind == kind for tile in tiles) for kind in kinds}
         return " + ".join(f"{n} * {numbers[kind]}" if n > 1 else numbers[kind] for kind, n in counts.items() if n)
 
-    matrices, rows = total(("keys", "values", "scores")), total(NUMBERS)
-    return " + ".join(text for text in (matrices and f"2 * ({matrices})", rows and f"4 * ({rows})") if text) or "0"
+    sizes = {2: total(("keys", "values", "scores")), 4: total(NUMBERS)}
+    return " + ".join(f"{n} * {_grouped(text)}" for n, text in sizes.items() if text) or "0"
+
+
+def _grouped(text: str) -> str:
+    return f"({text})" if "+" in text else text

@@ -46,8 +46,8 @@ class BlockPrinter:
     rename: block variable -> kernel variable, e.g. the leaving state overwrites the entering one.
     decay: the variable of decay_out, "" without a decay; `decay_axis` is "K" for one number per key channel.
     row_decays: vectors, by name, that tiles hold as they are, and the variable with what scales each row of them. Of a
-    transposed printer: the product is scaled or, where rows are summed over, the other factor, which is rounded to
-    `low` then: as it feeds dots or, if it is one of `exact`, as it was summed up.
+    transposed printer: the product is scaled or, where rows are summed over, the other factor as it feeds dots, which
+    is rounded to `low` again: a replay, which has no more than that, comes to the same numbers.
     """
 
     accumulators: frozenset[str]
@@ -61,7 +61,6 @@ class BlockPrinter:
     decay: str = ""
     decay_axis: str = ""
     row_decays: Mapping[str, str] = field(default_factory=dict)
-    exact: frozenset[str] = frozenset()
     low: str = ""
 
     def name(self, factor: Factor) -> str:
@@ -103,8 +102,7 @@ class BlockPrinter:
         return self._dots(left, right) + (f" * {rows}[None, :]" if rows else "")
 
     def _scaled(self, factor: Factor, rows: str) -> str:
-        whole = self.name(factor) if variable(factor) in self.exact else self.operand(factor)
-        return f"({whole} * {rows}[None, :]).to({self.low})"
+        return f"({self.operand(factor)} * {rows}[None, :]).to({self.low})"
 
     def _dots(self, left: Factor, right: Factor) -> str:
         if left.name in self.kept_whole:

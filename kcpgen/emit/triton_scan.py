@@ -22,7 +22,6 @@ def emit_scan(plan: KernelPlan) -> str:
     out = replace(
         _printer(plan, {"S", "U"}, {"S_next": "S"}),
         in_sum=frozenset({"value"} if triton_values.in_parts(plan) else ()),
-        exact=frozenset(f"U_{e}" for e in plan.erasing),
     )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
     raw = triton_values.scan_only(plan)

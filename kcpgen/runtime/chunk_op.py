@@ -207,9 +207,19 @@ class Forward(_Op):
         }
         self.prepared = None
         self._unprepared = list(self._stretches or (range(run.layout.chunk_count),))
-        self.o = value.new_empty((*value.shape[:2], self.heads, self.values))
+        self._like = value
+        self._o: Tensor | None = None
+        if self._stretches or run.cp is not None:  # before streams begin, and before others count on this rank
+            self._o = self.o
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
+
+    @property
+    def o(self) -> Tensor:
+        """The output [B, T, HV, V]; room for it is made when it is first asked for."""
+        if self._o is None:
+            self._o = self._like.new_empty((*self._like.shape[:2], self.heads, self.values))
+        return self._o
 
     def prepare(self, chunks: range) -> None:
         if chunks not in self._unprepared:

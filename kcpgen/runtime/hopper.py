@@ -43,7 +43,9 @@ def forced(choice: bool | None) -> Iterator[None]:
 def settled(tiles: Tiles, device: torch.device) -> Tiles:
     """Tiles of a call on that device: a backward may run where nobody forces anything."""
     found = _forced.get()
-    if (not interpreting() and _on_hopper(device)) if found is None else found:
+    if found is None:
+        found = not interpreting() and _on_hopper(device)
+    if found:
         return tiles
     return replace(tiles, **{name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")})
 
@@ -56,7 +58,9 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
     fitting = prepared.key_width in (64, 128) and tiles.value_block == 64
     if not fitting or not copied_whole(prepared.A_0.dtype, prepared.values):
         return 0
-    if layout.chunk < 32 or layout.chunk_count == 0:  # a row of fp32 numbers is 128 bytes, a descriptor is of something
+    if layout.chunk < 32:  # rows of fp32 numbers would not lie at multiples of 128 bytes
+        return 0
+    if layout.chunk_count == 0:  # nothing that a descriptor could describe
         return 0
     count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
@@ -73,14 +77,14 @@ def copyable(do: torch.Tensor, tiles: Tiles) -> torch.Tensor:
     return readable(do) if wanted else unit_stride(do)
 
 
-def compiles() -> bool:
+def known_release() -> bool:
     """Whether this Triton is one that kernels in roles were written for."""
     return bool(triton.__version__.startswith(TRITON))
 
 
 @lru_cache(maxsize=8)
 def _on_hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or not compiles():
+    if device.type != "cuda" or not known_release():
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
 

@@ -39,7 +39,9 @@ class Ahead:
 
 
 class Forward(Op, Protocol):
-    o: Tensor
+    @property
+    def o(self) -> Tensor:
+        """The output, to be filled."""
 
     def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
         """Outputs and final states, each unless None. `initial` and `final` may be one tensor."""

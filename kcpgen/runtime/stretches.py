@@ -80,7 +80,9 @@ def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> t
 
 
 class Forward(Protocol):
-    o: Tensor
+    @property
+    def o(self) -> Tensor:
+        """The output, to be filled."""
 
     def states(self, count: int) -> Tensor:
         """Uninitialised [count, HV, K, V] fp32."""

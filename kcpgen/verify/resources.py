@@ -67,7 +67,9 @@ def launched(
         f"{op.chunk.__module__.rpartition('.')[0]}.autograd"
     )  # kernels are defined before the variable is set
     compiled: list[Any] = []
-    for roles in (False, True) if hopper.compiles() and not portable else (False,):  # what is the same is compiled once
+    for roles in (
+        (False, True) if hopper.known_release() and not portable else (False,)
+    ):  # what is the same is compiled once
         with hopper.forced(roles), _compiling_only(compiled, names):
             call()
     distinct = {id(kernel): kernel for kernel in compiled}
