@@ -20,6 +20,8 @@ from benchmarks.harness.device import DeviceLostError, foreign_kernels, triton_n
 from benchmarks.harness.floor import Rates, products, work_of
 from benchmarks.harness.inputs import draw
 from benchmarks.harness.shapes import parse
+from kcpgen.runtime import hopper
+from kcpgen.runtime.launch import choose_tiles
 from kcpgen.runtime.split import asked_for
 from kcpgen.verify.op import load_op
 
@@ -317,3 +319,20 @@ def test_a_plot_without_what_draws_it_is_refused_before_anything_runs(
     monkeypatch.setattr(speed, "find_spec", lambda name: None)
     assert speed.main(["--plot", "x.png"]) == 2
     assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "roles"), [([], True), (["--portable"], False)])
+def test_serial_kernels_in_roles_can_be_left_out(
+    asked: list[str], roles: bool, faked_device: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hopper, "_on_hopper", lambda device: True)
+    training, found = measure._training, []
+    tiles = choose_tiles(keys=16, values=16, decay="scalar", terms=1, dtype=torch.bfloat16)
+
+    def observed(*whatever: Any) -> measure.Result:
+        found.append(hopper.settled(tiles, torch.device("cpu")).scan.roles)
+        return training(*whatever)
+
+    monkeypatch.setattr(measure, "_training", observed)
+    assert speed.main([*SMALL, *asked, "--no-peers", "--json", str(tmp_path / "run.json")]) == 0
+    assert set(found) == {roles}
