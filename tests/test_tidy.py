@@ -109,6 +109,9 @@ def test_lines_that_live_are_those_of_a_body() -> None:
 IN_ROLES = """\
 @gluon.jit
 def multiply(ring, leaving, full, empty, out, FLAG: gl.constexpr):
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    idle_layout: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    nothing = gl.zeros([64, 64], gl.float32, layout)
     only_for_idle = ring.index(1)
     idle = product(only_for_idle, only_for_idle, nothing)
     for c in range(4):

@@ -7,6 +7,7 @@ a wait names how many later ones may still be under way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +20,19 @@ from kcpgen.emit.triton_scratch import field_of, row_decays
 from kcpgen.emit.triton_serial import is_vector, shared
 from kcpgen.plan import KernelPlan
 
-SHAPES = {"keys": "C, KP", "values": "C, BV", "scores": "C, C", "row": "1, C", "channels": "1, KP"}
-NUMBERS = ("row", "channels")  # kinds of tiles of fp32 numbers; the others feed dots
+# Kinds of tiles: rows, columns, and how they are laid out. BV is `block` on the host.
+KINDS = {
+    "keys": ("C", "KP", "wide"),
+    "values": ("C", "BV", "wide"),
+    "scores": ("C", "C", "square"),
+    "row": ("1", "C", "numbers"),
+    "channels": ("1", "KP", "numbers"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What the loading warp copies of a chunk. kind: a key of SHAPES. output: whether only the output needs it."""
+    """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it."""
 
     name: str
     kind: str
@@ -33,12 +40,23 @@ class Tile:
     descriptor: str
     output: bool = False
 
+    @property
+    def numbers(self) -> bool:
+        """Whether it holds fp32 numbers; the others feed products."""
+        return KINDS[self.kind][2] == "numbers"
+
+    @property
+    def size(self) -> str:
+        rows, columns, _ = KINDS[self.kind]
+        return columns if rows == "1" else f"{rows} * {columns}"
+
     def as_data(self) -> dict[str, Value]:
+        rows, columns, layout = KINDS[self.kind]
         return {
             "name": self.name,
-            "shape": SHAPES[self.kind],
-            "dtype": "gl.float32" if self.kind in NUMBERS else "low",
-            "layout": "numbers" if self.kind in NUMBERS else "square" if self.kind == "scores" else "wide",
+            "shape": f"{rows}, {columns}",
+            "dtype": "gl.float32" if self.numbers else "low",
+            "layout": layout,
             "fetch": self.fetch,
             "descriptor": self.descriptor,
             "output": self.output,
@@ -219,8 +237,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     }
     tiles = _scan_tiles(plan)
     equations = [math(e) for e in [*values.values(), output, advance]]
-    context["turns"] = _turns(context)
-    context["output_bytes"] = _bytes([t for t in tiles if t.output], "BV")
+    context["output_bytes"] = _bytes([t for t in tiles if t.output])
     return render("scan_hopper.py.jinja", equations=equations, **context, **_common(plan, tiles, len(plan.erasing) + 1))
 
 
@@ -260,10 +277,9 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         "gradients": [f"dU_{j}" for j in plan.terms],
         "solved": [f"dU_{e}" for e in plan.erasing],
     }
-    context["turns"] = _turns(context)
     leaving = len(plan.terms) + len(plan.erasing)
     common = _common(plan, _reverse_tiles(plan), leaving)
-    common["leaving_bytes"] = f"2 * block * ({leaving} * C + KP)"
+    common["leaving_bytes"] = f"2 * block * ({f'{leaving} * C' if leaving > 1 else 'C'} + KP)"
     return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
 
 
@@ -279,11 +295,6 @@ def _turned(tile: str, factor: Factor) -> str:
 def _later(counts: Sequence[int]) -> list[int]:
     """Products of the sums that follow, for each."""
     return [sum(counts[n + 1 :]) for n in range(len(counts))]
-
-
-def _turns(context: Mapping[str, Value]) -> int:
-    """Whether something of [BV, C] enters a product whose result is [BV, KP]."""
-    return int("left_of_keys" in str(context))
 
 
 def _lowered(found: Sum) -> str:
@@ -332,31 +343,30 @@ def _key_tile(plan: KernelPlan, letter: str, output: bool = False) -> Tile:
 
 def _vector(name: str, kind: str, owner: str, column: str, flag: str, field: str, output: bool = False) -> Tile:
     place = f"batch, {owner}, first + c * C, first_chunk + c, head, {column}, arrived, {name}_ring.index(stage), {flag}"
-    width = "block" if kind == "values" else "KP"
     return Tile(
         name=name,
         kind=kind,
         fetch=f"fetch_vectors({name}, {place})",
-        descriptor=f"vector_descriptor(prepared.{name}, prepared.{field}, C, {width})",
+        descriptor=f"vector_descriptor(prepared.{name}, prepared.{field}, C, {_on_host(KINDS[kind][1])})",
         output=output,
     )
 
 
 def _scratch(name: str, kind: str, output: bool = False) -> Tile:
-    row, column = ("at", "0") if kind in NUMBERS else ("at * C", "block" if kind == "values" else "0")
-    width = {"keys": "KP", "values": "block", "scores": "C", "row": "C", "channels": "KP"}[kind]
-    descriptor = (
-        f"row_descriptor(prepared.{name}, {width})"
-        if kind in NUMBERS
-        else f"tile_descriptor(prepared.{name}, C, {width})"
-    )
+    rows, columns, _ = KINDS[kind]
+    row, column = "at" if rows == "1" else f"at * {rows}", "block" if kind == "values" else "0"
+    function, sizes = ("row_descriptor", []) if rows == "1" else ("tile_descriptor", [rows])
     return Tile(
         name=name,
         kind=kind,
         fetch=f"tma.async_copy_global_to_shared({name}, [{row}, {column}], arrived, {name}_ring.index(stage))",
-        descriptor=descriptor,
+        descriptor=f"{function}({', '.join([f'prepared.{name}', *sizes, _on_host(columns)])})",
         output=output,
     )
+
+
+def _on_host(size: str) -> str:
+    return size.replace("BV", "block")
 
 
 def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, Value]:
@@ -366,8 +376,8 @@ def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, 
         "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
         "vectors": list(_vectors(plan)),
-        "state_bytes": _bytes([t for t in tiles if not t.output], "BV"),
-        "host_bytes": _bytes(tiles, "block"),
+        "state_bytes": _bytes([t for t in tiles if not t.output]),
+        "host_bytes": _on_host(_bytes(tiles)),
         "leaving_bytes": f"{2 * leaving} * C * block",
     }
 
@@ -380,17 +390,12 @@ def _vectors(plan: KernelPlan) -> Iterator[str]:
             yield f"{letter} = {' '.join([*rows, name])}"
 
 
-def _bytes(tiles: Sequence[Tile], columns: str) -> str:
-    """Of one chunk, e.g. `2 * (2 * C * KP + C * BV) + 4 * (C)`."""
-    numbers = {"keys": "C * KP", "values": f"C * {columns}", "scores": "C * C", "row": "C", "channels": "KP"}
-
-    def total(kinds: Sequence[str]) -> str:
-        counts = {kind: sum(tile.kind == kind for tile in tiles) for kind in kinds}
-        return " + ".join(f"{n} * {numbers[kind]}" if n > 1 else numbers[kind] for kind, n in counts.items() if n)
-
-    sizes = {2: total(("keys", "values", "scores")), 4: total(NUMBERS)}
-    return " + ".join(f"{n} * {_grouped(text)}" for n, text in sizes.items() if text) or "0"
-
-
-def _grouped(text: str) -> str:
-    return f"({text})" if "+" in text else text
+def _bytes(tiles: Sequence[Tile]) -> str:
+    """Of one chunk, e.g. `2 * (2 * C * KP + C * BV) + 4 * C`."""
+    found = []
+    for element, numbers in ((2, False), (4, True)):
+        counts = Counter(tile.size for tile in tiles if tile.numbers == numbers)
+        terms = [f"{n} * {size}" if n > 1 else size for size, n in counts.items()]
+        if terms:
+            found.append(f"{element} * {terms[0]}" if len(terms) == 1 else f"{element} * ({' + '.join(terms)})")
+    return " + ".join(found) or "0"

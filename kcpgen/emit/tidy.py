@@ -79,7 +79,7 @@ class _Liveness:
             return live if self.emptied(node) else before
         name = _result(node)
         if name is None or name in live or _acts(node):
-            return (live - ({name} if isinstance(node, ast.Assign) else set())) | _reads(node)
+            return (live - ({name} if isinstance(node, ast.Assign | ast.AnnAssign) else set())) | _reads(node)
         self.drop(node)
         return live
 
@@ -127,7 +127,7 @@ def _result(node: ast.stmt) -> str | None:
     """The one name a statement gives a value to; None if it is not of that kind."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         target = node.targets[0]
-    elif isinstance(node, ast.AugAssign):
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
         target = node.target
     else:
         return None

@@ -20,8 +20,7 @@ def emit_scan(plan: KernelPlan) -> str:
     equations = [e for e in plan.form.solved if e.target.name in ("O", "S_next")]
     values = triton_values.equations(plan)
     out = replace(
-        _printer(plan, {"S", "U"}, {"S_next": "S"}),
-        in_sum=frozenset({"value"} if triton_values.in_parts(plan) else ()),
+        _printer(plan, {"S", "U"}, {"S_next": "S"}), in_sum=frozenset({"value"} if triton_values.in_parts(plan) else ())
     )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
     raw = triton_values.scan_only(plan)

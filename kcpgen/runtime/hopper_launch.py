@@ -8,22 +8,21 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kcpgen.runtime.launch import by_head, tall
+
 NUMBERS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """As in `kcpgen.runtime.launch`: dense scratch as one tall matrix, in [rows, columns] tiles."""
-    width = scratch.shape[-1]
-    return TensorDescriptor(
-        scratch, [scratch.numel() // width, width], [width, 1], [rows, columns], _layout(columns, 2)
-    )
+    return TensorDescriptor(scratch, *tall(scratch), [rows, columns], _layout(columns, 2))
 
 
 def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
     """Likewise: vectors of chunks, an input [B, T, heads, K] or dense scratch [NT, HV, rows, columns]."""
-    by_head = vectors.transpose(1, 2) if in_place else vectors
-    shape, strides = list(by_head.shape), list(by_head.stride())
-    return TensorDescriptor(by_head, shape, strides, [1, 1, rows, columns], _layout(columns, 4))
+    heads_first = by_head(vectors, in_place)
+    shape, strides = list(heads_first.shape), list(heads_first.stride())
+    return TensorDescriptor(heads_first, shape, strides, [1, 1, rows, columns], _layout(columns, 4))
 
 
 def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:

@@ -151,14 +151,24 @@ def _stages(chunk: int, keys: int, values: int, terms: int, size: int) -> int:
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Dense scratch [..., rows of a chunk, width] as one tall matrix, read and written in [rows, columns] tiles."""
+    return TensorDescriptor(scratch, *tall(scratch), [rows, columns])
+
+
+def tall(scratch: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Shape and strides of dense scratch as one matrix of the same width."""
     width = scratch.shape[-1]
-    return TensorDescriptor(scratch, [scratch.numel() // width, width], [width, 1], [rows, columns])
+    return [scratch.numel() // width, width], [width, 1]
 
 
 def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
     """Vectors of chunks, for `load_vectors`: an input [B, T, heads, K], or dense scratch [NT, HV, rows, columns]."""
-    by_head = vectors.transpose(1, 2) if in_place else vectors
-    return TensorDescriptor(by_head, list(by_head.shape), list(by_head.stride()), [1, 1, rows, columns])
+    heads_first = by_head(vectors, in_place)
+    return TensorDescriptor(heads_first, list(heads_first.shape), list(heads_first.stride()), [1, 1, rows, columns])
+
+
+def by_head(vectors: torch.Tensor, in_place: bool) -> torch.Tensor:
+    """An input or scratch, its heads before its rows."""
+    return vectors.transpose(1, 2) if in_place else vectors
 
 
 ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing through registers

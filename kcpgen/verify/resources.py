@@ -67,9 +67,8 @@ def launched(
         f"{op.chunk.__module__.rpartition('.')[0]}.autograd"
     )  # kernels are defined before the variable is set
     compiled: list[Any] = []
-    for roles in (
-        (False, True) if hopper.known_release() and not portable else (False,)
-    ):  # what is the same is compiled once
+    both = hopper.known_release() and not portable
+    for roles in (False, True) if both else (False,):  # what is the same in both is compiled once
         with hopper.forced(roles), _compiling_only(compiled, names):
             call()
     distinct = {id(kernel): kernel for kernel in compiled}
