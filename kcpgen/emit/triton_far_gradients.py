@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from kcpgen.emit.gluon_far_gradients import in_flight
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
@@ -16,6 +17,7 @@ from kcpgen.emit.triton_key_axis import (
     key_sums,
     pair_shares,
     rest_shares,
+    strings,
 )
 from kcpgen.emit.triton_operands import (
     column_names,
@@ -54,6 +56,13 @@ def emit_far_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         arguments=shared["arguments"],
         keywords=shared["backward_keywords"],
         sizes=shared["sizes"],
+        in_flight=int(in_flight(plan)),
+        passed=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
+        passed_by_name=[
+            *(keyword.partition(":")[0] for keyword in strings(shared["backward_keywords"])),
+            *("do", "states", "corrected_gradients", "chunks"),
+            *scores,
+        ],
         **body,
         used=used_arguments(plan, whole),
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],

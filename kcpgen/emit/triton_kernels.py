@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcpgen.emit.arguments import value_input
+from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
 from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, in_roles
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
@@ -46,7 +47,11 @@ def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
     """The backward's kernels on the key axis: a decay per channel keeps near pairs of tokens apart from far ones."""
     if not plan.decay_axis:
         return {"gradients.py": emit_gradients(plan, shared)}
-    return {"far_gradients.py": emit_far_gradients(plan, shared), "gradients.py": emit_near_gradients(plan, shared)}
+    return {
+        "far_gradients.py": emit_far_gradients(plan, shared),
+        **({"far_gradients_hopper.py": emit_far_gradients_hopper(plan, shared)} if in_flight(plan) else {}),
+        "gradients.py": emit_near_gradients(plan, shared),
+    }
 
 
 def _launches(plan: KernelPlan) -> str:

@@ -17,7 +17,7 @@ import torch
 import triton
 
 from kcpgen.runtime.backends import interpreting
-from kcpgen.runtime.launch import ScanTiles, Tiles, readable, unit_stride
+from kcpgen.runtime.launch import ScanTiles, Tiles, addressable, readable, unit_stride
 from kcpgen.runtime.layout import ChunkLayout
 
 TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were run with
@@ -47,7 +47,8 @@ def settled(tiles: Tiles, device: torch.device) -> Tiles:
         found = not interpreting() and _on_hopper(device)
     if found:
         return tiles
-    return replace(tiles, **{name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")})
+    serial = {name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")}
+    return replace(tiles, **serial, gradients=replace(tiles.gradients, in_flight=False))
 
 
 def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int) -> int:
@@ -64,6 +65,20 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
         return 0
     count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
+
+
+def copied_by_chunks(prepared: Any, layout: ChunkLayout, shared: int, do: torch.Tensor, *inputs: torch.Tensor) -> bool:
+    """Whether a chunk-parallel kernel can copy all that a chunk needs, inputs [B, T, heads, K] in place, by tiles.
+
+    shared: bytes of shared memory that these take.
+    """
+    if layout.chunk != 32 or layout.chunk_count == 0 or prepared.key_width not in (64, 128):
+        return False
+    if prepared.A_0.dtype is not torch.bfloat16 or shared > LIMIT:
+        return False
+    if layout.chunk_count * prepared.heads * max(prepared.value_width, layout.chunk) >= 2**31:  # rows of a descriptor
+        return False
+    return all(x.dtype in (torch.bfloat16, torch.float32) and addressable(x) for x in (do, *inputs))
 
 
 def copied_whole(dtype: torch.dtype, values: int) -> bool:

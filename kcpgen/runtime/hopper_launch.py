@@ -22,7 +22,9 @@ def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns:
     """Likewise: vectors of chunks, an input [B, T, heads, K] or dense scratch [NT, HV, rows, columns]."""
     heads_first = by_head(vectors, in_place)
     shape, strides = list(heads_first.shape), list(heads_first.stride())
-    return TensorDescriptor(heads_first, shape, strides, [1, 1, rows, columns], _layout(columns, 4))
+    return TensorDescriptor(
+        heads_first, shape, strides, [1, 1, rows, columns], _layout(columns, 4, vectors.element_size())
+    )
 
 
 def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:
@@ -31,6 +33,6 @@ def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:
 
 
 @cache
-def _layout(columns: int, rank: int) -> gl.NVMMASharedLayout:
-    """Of 16-bit tiles: what the tensor cores read without bank conflicts."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=rank)
+def _layout(columns: int, rank: int, size: int = 2) -> gl.NVMMASharedLayout:
+    """Of tiles whose elements have `size` bytes: what the tensor cores read without bank conflicts."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, size * columns), element_bitwidth=8 * size, rank=rank)

@@ -39,3 +39,27 @@ def product(left, right, into):
 def fresh_product(left, right, into):
     """Likewise, in the place of what `into` holds."""
     return warpgroup_mma(left, right, into, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def by_keys(tile, inside):
+    """fp32 [keys, tokens] of a tile [1, 1, tokens, keys] of vectors, laid out as `inside` is; zero outside of that."""
+    turned = tile.reshape([tile.shape[2], tile.shape[3]]).permute([1, 0])
+    return gl.where(inside, turned.load(inside.type.layout).to(gl.float32), 0.0)
+
+
+@gluon.jit
+def upper_half(x):
+    """fp32 x cut to the 16 bits that it begins with, and what is left of it."""
+    bits = x.to(gl.int32, bitcast=True)
+    rest = x - (bits & -65536).to(gl.float32, bitcast=True)
+    return (bits >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True), rest
+
+
+@gluon.jit
+def in_three(x):
+    """fp32 x as three tiles of 16 bits whose sum it is: cut, not rounded, which takes no conversions."""
+    first, rest = upper_half(x)
+    second, rest = upper_half(rest)
+    third, rest = upper_half(rest)
+    return first, second, third

@@ -34,6 +34,8 @@ class GradientTiles:
 
     score_block, score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by
     one, in programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of what adds up key blocks.
+    in_flight: whether far pairs and states go to a kernel that has all it needs on its way at once, where the device
+    has one, see `kcpgen.runtime.hopper`; its tiles are its own.
     """
 
     key_block: int
@@ -47,6 +49,7 @@ class GradientTiles:
     pair_block: int = 64
     pair_warps: int = 4
     finish_warps: int = 2
+    in_flight: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

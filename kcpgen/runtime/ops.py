@@ -205,6 +205,15 @@ def level_span(rows, level):
 
 
 @triton.jit
+def level_span_T(rows, columns, level):
+    """The transpose of `level_span`: chosen[s, t]."""
+    s = rows[:, None]
+    t = columns[None, :]
+    edge = ((t >> (level + 1)) << (level + 1)) + (1 << level) - 1
+    return ((s > edge) & (s <= t)) | ((s > t) & (s <= edge))
+
+
+@triton.jit
 def of_block(blocks, rows, level):
     """chosen[b, s]: token s lies in block b, of 2**level."""
     return blocks[:, None] == (rows >> level)[None, :]

@@ -1,5 +1,5 @@
-"""Serial kernels for Hopper: what compiles for them, which calls take them, and that no wait lets a product be read
-before it is done."""
+"""Kernels for Hopper: what compiles for them, which calls take them, and that no wait lets a product be read before it
+is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -40,6 +40,8 @@ GENERATED = ROOT / "generated"
 SPECS = sorted((ROOT / "specs").glob("*.kcp"))
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/autograd.py"))
 FILES = sorted(GENERATED.glob("*/*_hopper.py"))
+SERIAL = [path for path in FILES if path.name in ("scan_hopper.py", "reverse_hopper.py")]
+BY_CHUNKS = [path for path in FILES if path not in SERIAL]
 KERNELS = ("scan_kernel", "reverse_kernel")
 MOST_WAITS = 5  # of one kernel; where products cannot be in flight together, each of them is waited for
 
@@ -63,11 +65,11 @@ def in_segments(size: int) -> Case:
     )
 
 
-def compiled(op: Op, case: Case) -> list[Any]:
-    """The serial kernels of a forward and backward that is made to take those for Hopper."""
+def compiled(op: Op, case: Case, kernels: Collection[str] = KERNELS) -> list[Any]:
+    """Kernels of these names, of a forward and backward that is made to take those for Hopper."""
     import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")  # kernels are defined before anything is set
     found: list[Any] = []
-    with hopper.forced(True), resources._compiling_only(found, KERNELS):
+    with hopper.forced(True), resources._compiling_only(found, kernels):
         evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton")
     return list({id(kernel): kernel for kernel in found}.values())
 
@@ -104,6 +106,16 @@ def test_kernels_in_roles_compile_and_keep_products_in_flight(name: str) -> None
 def test_so_they_do_where_keys_are_narrow(decay: str) -> None:
     ops = (load_op(GENERATED / name) for name in OPS)
     check_kernels(next(op for op in ops if op.form.decay == decay and op.form.erases), 64)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("name", [path.parent.name for path in BY_CHUNKS])
+def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, size: int) -> None:
+    (kernel,) = compiled(load_op(GENERATED / name), in_segments(size), ["far_gradients_kernel"])
+    assert kernel.src.fn.is_gluon()
+    assert resources._read(kernel).fits
+    text = instructions(kernel)
+    assert 3 * text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA")
 
 
 # Which calls take them.
@@ -167,15 +179,19 @@ def chosen() -> Tiles:
     return choose_tiles(keys=128, values=128, decay="scalar", terms=1, dtype=BF16)
 
 
-def roles(tiles: Tiles) -> tuple[bool, bool]:
-    return tiles.scan.roles, tiles.reverse.roles
+def roles(tiles: Tiles) -> tuple[bool, bool, bool]:
+    return tiles.scan.roles, tiles.reverse.roles, tiles.gradients.in_flight
+
+
+ALL, NONE = (True, True, True), (False, False, False)
 
 
 def test_other_devices_take_the_portable_kernels() -> None:
     tiles = chosen()
     found = hopper.settled(tiles, CPU)
-    assert (roles(tiles), roles(found)) == ((True, True), (False, False))
-    assert replace(found, scan=tiles.scan, reverse=tiles.reverse) == tiles
+    assert (roles(tiles), roles(found)) == (ALL, NONE)
+    assert replace(found, scan=tiles.scan, reverse=tiles.reverse, gradients=tiles.gradients) == tiles
+    assert replace(found.gradients, in_flight=True) == tiles.gradients
     assert replace(found.scan, roles=True) == tiles.scan
     assert replace(found.reverse, roles=True) == tiles.reverse
 
@@ -185,19 +201,19 @@ def test_a_choice_is_forced_whatever_the_device_and_only_inside(monkeypatch: pyt
     with hopper.forced(True):
         assert hopper.settled(tiles, CPU) == tiles
         with hopper.forced(None):
-            assert roles(hopper.settled(tiles, CPU)) == (False, False)
+            assert roles(hopper.settled(tiles, CPU)) == NONE
         assert hopper.settled(tiles, CPU) == tiles
     monkeypatch.setattr(hopper, "_on_hopper", lambda device: True)
     assert hopper.settled(tiles, CPU) == tiles
     with hopper.forced(False):
-        assert roles(hopper.settled(tiles, CPU)) == (False, False)
+        assert roles(hopper.settled(tiles, CPU)) == NONE
     assert hopper.settled(tiles, CPU) == tiles
 
 
 def test_the_interpreter_runs_the_portable_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "_on_hopper", lambda device: True)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert roles(hopper.settled(chosen(), CPU)) == (False, False)
+    assert roles(hopper.settled(chosen(), CPU)) == NONE
 
 
 @pytest.mark.parametrize(("values", "copied"), [(64, True), (60, False)])
@@ -218,7 +234,7 @@ def forced_and_failed() -> None:
 def test_nothing_stays_forced_after_an_exception() -> None:
     with pytest.raises(KeyError):
         forced_and_failed()
-    assert roles(hopper.settled(chosen(), CPU)) == (False, False)
+    assert roles(hopper.settled(chosen(), CPU)) == NONE
 
 
 @pytest.mark.parametrize(
@@ -250,6 +266,8 @@ def plan_of(spec: Path) -> KernelPlan:
 def test_every_op_of_the_repository_has_them() -> None:
     assert [path.parent.name for path in FILES if path.name.startswith("scan")] == OPS
     assert [path.parent.name for path in FILES if path.name.startswith("reverse")] == OPS
+    by_channel = [name for name in OPS if load_op(GENERATED / name).form.decay == "vector"]
+    assert [path.parent.name for path in BY_CHUNKS] == by_channel
 
 
 @pytest.mark.parametrize(
@@ -313,7 +331,7 @@ def loop(source: str) -> list[ast.stmt]:
     return found.body
 
 
-def steps(body: list[ast.stmt], modes: Mapping[str, bool]) -> Iterator[ast.stmt]:
+def steps(body: Iterable[ast.stmt], modes: Mapping[str, bool]) -> Iterator[ast.stmt]:
     """Statements in their order; branches on tensors are taken."""
     for node in body:
         if isinstance(node, ast.If):
@@ -333,17 +351,23 @@ def names(*nodes: ast.AST) -> set[str]:
     return {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
-def waiting_faults(source: str, modes: Mapping[str, bool]) -> Iterator[str]:
+def targets(node: ast.stmt) -> list[str]:
+    assigned = node.targets[0] if isinstance(node, ast.Assign) else None
+    return [ast.unparse(name) for name in (assigned.elts if isinstance(assigned, ast.Tuple) else [assigned]) if name]
+
+
+def waiting_faults(body: Sequence[ast.stmt], modes: Mapping[str, bool]) -> Iterator[str]:
     """Sums that are read while a product of theirs may be under way, and waits that last too long."""
     begun: list[str] = []
     under_way: list[str] = []
-    for node in steps(loop(source), modes):
+    for node in steps(body, modes):
         line = ast.unparse(node)
         function, arguments = called(node)
-        target = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        awaited = targets(node)
+        target = awaited[0] if len(awaited) == 1 else ""
         if function == "warpgroup_mma_wait":
             allowed = eval(ast.unparse(arguments[0]), {}, dict(modes))
-            last = max((at for at, name in enumerate(begun) if name == target), default=-1)
+            last = max((at for at, name in enumerate(begun) if name in awaited), default=-1)
             if allowed != len(begun) - 1 - last:
                 yield f"{line}: {len(begun) - 1 - last} are later"
             under_way = under_way[len(under_way) - allowed :]
@@ -365,11 +389,19 @@ MODES = (
 
 
 @pytest.mark.parametrize("modes", MODES, ids=["all is kept", "outputs", "a summary"])
-@pytest.mark.parametrize("path", FILES, ids=lambda path: "/".join(path.parts[-2:]))
+@pytest.mark.parametrize("path", SERIAL, ids=lambda path: "/".join(path.parts[-2:]))
 def test_a_wait_ends_what_is_read_and_nothing_later(path: Path, modes: Mapping[str, bool]) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert any(called(node)[0] == "warpgroup_mma_wait" for node in steps(loop(source), modes))
-    assert list(waiting_faults(source, modes)) == []
+    body = loop(path.read_text(encoding="utf-8"))
+    assert any(called(node)[0] == "warpgroup_mma_wait" for node in steps(body, modes))
+    assert list(waiting_faults(body, modes)) == []
+
+
+@pytest.mark.parametrize("path", BY_CHUNKS, ids=lambda path: "/".join(path.parts[-2:]))
+def test_so_it_does_in_each_function_of_a_kernel_by_chunks(path: Path) -> None:
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    assert sum("warpgroup_mma_wait(" in ast.unparse(node) for node in functions) == 3
+    assert [fault for node in functions for fault in waiting_faults(node.body, {})] == []
 
 
 WALKED = """\
@@ -393,4 +425,4 @@ def multiply():
     ],
 )
 def test_a_wrong_wait_is_found(line: str, other: str, faults: int) -> None:
-    assert len(list(waiting_faults(WALKED.replace(line, other) if line else WALKED, {}))) == faults
+    assert len(list(waiting_faults(loop(WALKED.replace(line, other) if line else WALKED), {}))) == faults

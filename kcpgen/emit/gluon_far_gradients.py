@@ -1,0 +1,314 @@
+"""`far_gradients_hopper.py`: what `triton_far_gradients` emits, in Gluon, with tiles held [keys, tokens].
+
+The lines that form a kernel's operands are the portable kernel's, turned. Products are begun in groups, and those of a
+group do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from kcpgen.derivation.chunk_form import Equation, Factor
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.tidy import live
+from kcpgen.emit.triton_blocks import math, variable
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_key_axis import EQUATIONS
+from kcpgen.emit.triton_operands import (
+    column_names,
+    form_operands,
+    is_exclusive,
+    load_scalars,
+    row_names,
+    score_gradient,
+    score_gradients,
+    whole_scores,
+)
+from kcpgen.emit.triton_prologue import (
+    apply_rewrites,
+    in_rows,
+    load_params,
+    load_sums,
+    local,
+    log_decay,
+    used_arguments,
+)
+from kcpgen.emit.triton_score_gradients import tensor_of
+from kcpgen.plan import KernelPlan
+
+STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
+ROW_BYTES = "2 * C * VP"  # of the latter
+
+
+def in_flight(plan: KernelPlan) -> bool:
+    """Whether there is such a kernel of an op: a product can be added to a sum, not subtracted from it."""
+    return bool(plan.decay_axis) and all(term.sign > 0 for e in _sums(plan) for term in e.terms)
+
+
+def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
+    vectors = [*row_names(plan), *column_names(plan)]
+    results, scores = [f"d_{name}" for name in vectors], score_gradients(plan)
+    inputs = plan.inputs_on("K")
+    decay_lines = _turned(_kept([*_load_vectors(plan), log_decay(plan)], ["log_decay"]))
+    operand_lines = _turned(_kept([*_load_vectors(plan), *form_operands(plan)], vectors))
+    decay_names, operand_names = _free(decay_lines), _free(operand_lines)
+    scalars = _kept(load_scalars(plan), [*decay_names, *operand_names])
+    score_tiles, score_lines, pair_lines = list(_score_tiles(plan)), list(_place_scores(plan)), list(_pairs(plan))
+    gained = ["mismatch", *results]
+    decays = ["from_border", *(["from_border_before"] if _exclusive(plan) else []), "to_border"]
+    pair_names = list(dict.fromkeys([*gained, *decays, *operand_names, *score_tiles, "nothing"]))
+    tiles, passed = list(_tiles(plan)), [*results, "dG_border", "dG_end"]
+    body = [*scalars, *decay_lines, *operand_lines]
+    pointers = [f"{name}_ptr" for name in scores]
+    sums = ["sums"] if "sums_ptr" in _free(body) else []
+    template_calls = ["later_block(", "same_level(", "level_span_T(", "within_reach("]
+    return render(
+        "far_gradients_hopper.py.jinja",
+        title=shared["title"],
+        arguments=shared["arguments"],
+        keywords=shared["backward_keywords"],
+        sizes=shared["sizes"],
+        equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
+        device_functions=device_functions([*template_calls, *body]),
+        used=used_arguments(plan, body),
+        sources=[f"{i.name}_source" for i in inputs],
+        source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
+        source_copies=[_copy_source(i.name, "group" if i.heads == "H" else "head") for i in inputs],
+        source_bytes=" + ".join(f"{i.name}_source.block_type.nbytes" for i in inputs),
+        tiles_of_states=tiles,
+        state_bytes=[
+            " + ".join(f"{tile['name']}.block_type.nbytes" for tile in tiles if tile["side"] == side) for side in (1, 2)
+        ],
+        scalars=scalars,
+        score_pointers=pointers,
+        pointers=[*pointers, *(f"{name}_ptr" for name in sums)],
+        score_tiles=score_tiles,
+        score_lines=score_lines,
+        score_arguments=[f"{name}: torch.Tensor" for name in scores],
+        decay_lines=decay_lines,
+        decay_given=decay_names,
+        decay_taken=_declared(decay_names),
+        operand_lines=operand_lines,
+        operand_given=operand_names,
+        operand_taken=_declared(operand_names),
+        pair_lines=pair_lines,
+        pair_given=pair_names,
+        pair_taken=_declared(pair_names),
+        vectors=", ".join(vectors),
+        gained=", ".join(gained),
+        exclusive=int(_exclusive(plan)),
+        entering=list(_entering(plan)),
+        leaving=list(_leaving(plan)),
+        ending=list(_ending(plan)),
+        results=results,
+        result_pointers=in_rows(f"{name}_ptr" for name in passed),
+        result_arguments=[f"{name}: torch.Tensor" for name in passed],
+        result_tensors=in_rows([*scores, *(f"prepared.{name}" for name in sums), *passed]),
+        key_inputs=[i.name for i in inputs],
+        host_bytes=_host_bytes(plan, len(tiles) - len(STATES), len(score_tiles)),
+    )
+
+
+def _load_vectors(plan: KernelPlan) -> Iterator[str]:
+    """The key axis's inputs, parameters and sums, with the options applied; whatever is not needed is dropped later."""
+    yield from load_sums(plan)
+    yield from load_params(plan, plan.spec.params)
+    yield from (f"{local(plan, i.name)} = by_keys({i.name}_tile, inside)" for i in plan.inputs_on("K"))
+    yield from apply_rewrites(plan, [i.name for i in plan.inputs_on("K")], backward=False)
+
+
+def _kept(lines: Iterable[str], results: Sequence[str]) -> list[str]:
+    """The lines that these results need."""
+    return live([*lines, f"tl.store({', '.join(results)})"])[:-1]
+
+
+TURN = str.maketrans({"\x00": "[None, :]", "\x01": "[:, None]"})
+
+
+def _turned(lines: Iterable[str]) -> list[str]:
+    """Lines over [tokens, keys] as lines over [keys, tokens]: elementwise, so that only broadcasts differ."""
+    return [line.replace("[:, None]", "\x00").replace("[None, :]", "\x01").translate(TURN) for line in lines]
+
+
+def _free(lines: Sequence[str]) -> list[str]:
+    """Names that the lines read and do not make, but for functions and modules."""
+    names = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Name)]
+    calls = [node.func for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    called = {node.id for node in calls if isinstance(node, ast.Name)} | {"tl", "gl"}
+    return [name for name in dict.fromkeys(node.id for node in names) if name not in made | called]
+
+
+def _declared(names: Iterable[str]) -> list[str]:
+    """Parameters of a function: names in capitals are known when it is compiled."""
+    return [f"{name}: gl.constexpr" if name.isupper() else name for name in names]
+
+
+def _exclusive(plan: KernelPlan) -> bool:
+    return any(is_exclusive(plan, row) for row in row_names(plan))
+
+
+def _before(plan: KernelPlan, row: str) -> str:
+    return "_before" if is_exclusive(plan, row) else ""
+
+
+def _copy_source(name: str, owner: str) -> str:
+    return _copy(f"{name}_source", f"batch.to(gl.int32), {owner}, first.to(gl.int32), key_start", 0, f"{name}_tile")
+
+
+def _copy(source: str, place: str, side: int, tile: str) -> str:
+    return f"tma.async_copy_global_to_shared({source}, [{place}], arrived.index({side}), {tile})"
+
+
+def _tiles(plan: KernelPlan) -> Iterator[dict[str, Value]]:
+    """The states around a chunk, and what they are multiplied with: first what the entering one needs."""
+    solved = [f"dU_{e}{part}" for part in ("", "_rest") for e in plan.erasing if not part or plan.erases_apart]
+    yield _tile("S", "states.entering", 1)
+    yield {
+        "name": "dO",
+        "shape": "[1, 1, C, VP]",
+        "side": 1,
+        "fetch": _copy("dO", "batch.to(gl.int32), head, first.to(gl.int32), 0", 1, "dO_tile"),
+        "descriptor": "vector_descriptor(do, True, C, VP)",
+    }
+    yield from (_tile(name, tensor_of(plan, name), 1) for name in solved)
+    yield _tile("dS_next", "states.leaving", 2)
+    yield from (_tile(f"U_{j}", tensor_of(plan, f"U_{j}"), 2) for j in plan.terms)
+
+
+def _tile(name: str, tensor: str, side: int) -> dict[str, Value]:
+    rows, columns = ("VP", "BK") if name in STATES else ("C", "VP")
+    column = "key_start" if name in STATES else "0"
+    return {
+        "name": name,
+        "shape": f"[{rows}, {columns}]",
+        "side": side,
+        "fetch": _copy(name, f"at * {rows}, {column}", side, f"{name}_tile"),
+        "descriptor": f"tile_descriptor({tensor}, {rows}, {columns})",
+    }
+
+
+def _score_tiles(plan: KernelPlan) -> Iterator[str]:
+    for name in score_gradients(plan):
+        yield f"{name}_tile"
+        if name in whole_scores(plan):
+            yield f"{name}_rest_tile"
+
+
+def _place_scores(plan: KernelPlan) -> Iterator[str]:
+    whole = whole_scores(plan)
+    for name in score_gradients(plan):
+        yield f"{name} = tl.where(owned, tl.load({name}_ptr + place), 0.0)"
+        yield f"{name}_tile.store({name}.to(low))"
+        if name in whole:
+            yield f"{name}_rest_tile.store(({name} - {name}.to(low).to(tl.float32)).to(low))"
+
+
+def _products(name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A sum of products, begun."""
+    begin, into = "fresh_product", "nothing"
+    for first, second in pairs:
+        yield f"{name} = {begin}({first}, {second}, {into})"
+        begin, into = "product", name
+
+
+def _awaited(names: Sequence[str]) -> str:
+    listed = ", ".join(names)
+    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
+
+
+def _pairs(plan: KernelPlan) -> Iterator[str]:
+    """Rows take from columns, then columns from rows; what rounding an operand lost is known by the difference."""
+    rows, columns, whole = row_names(plan), column_names(plan), whole_scores(plan)
+    of_row = {r: f"{r} * from_border{_before(plan, r)}" for r in rows}
+    for c in columns:
+        yield f"{c}_low = ({c} * to_border).to(low)"
+        yield f"{c}_left = gl.convert_layout({c}_low, left)"
+    begun = []
+    for r in rows:
+        scores = [(f"{c}_left", score_gradient(r, j)) for j, c in enumerate(columns)]
+        yield from _products(f"{r}_share", [(c, f"{score}_tile.permute([1, 0])") for c, score in scores])
+        begun.append(f"{r}_share")
+        if rests := [(c, f"{score}_rest_tile.permute([1, 0])") for c, score in scores if score in whole]:
+            yield from _products(f"{r}_unseen", rests)
+            begun.append(f"{r}_unseen")
+    yield from (f"{r}_low = ({of_row[r]}).to(low)" for r in rows)
+    yield _awaited(begun)
+    for j, c in enumerate(columns):
+        scores = [(f"gl.convert_layout({r}_low, left)", f"{score_gradient(r, j)}_tile") for r in rows]
+        yield from _products(f"{c}_share", scores)
+    for r in rows:
+        yield f"mismatch += ({of_row[r]} - {r}_low.to(gl.float32)) * {r}_share"
+        if f"{r}_unseen" in begun:
+            yield f"mismatch += {of_row[r]} * {r}_unseen  # by columns"
+            yield f"{r}_share += {r}_unseen"
+        yield f"d_{r} += from_border{_before(plan, r)} * {r}_share"
+    yield _awaited([f"{c}_share" for c in columns])
+    for c in columns:
+        yield f"mismatch -= ({c} * to_border - {c}_low.to(gl.float32)) * {c}_share"
+        yield f"d_{c} += to_border * {c}_share"
+
+
+def _sums(plan: KernelPlan) -> list[Equation]:
+    return [e for e in plan.form.gradients if e.target.name in EQUATIONS[:3]]
+
+
+def _with_state(plan: KernelPlan, state: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Sums over the value axis by that state, (A S^T)^T = S A^T."""
+    found = []
+    for e in _sums(plan):
+        pairs = []
+        for term in e.terms:
+            first, second = term.factors
+            if second.name == state:
+                pairs += [(_operand(second), value) for value in _values(plan, first)]
+        if pairs:
+            found.append((variable(e.target), pairs))
+    return found
+
+
+def _operand(state: Factor) -> str:
+    return f"{state.name}_tile" + (".permute([1, 0])" if state.transposed else "")
+
+
+def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
+    """What a state is multiplied with, [values, tokens]; dR lies in the place of dU, in two parts where it has them."""
+    if factor.name == "dO":
+        yield "dO_tile.reshape([C, VP]).permute([1, 0])"
+        return
+    name = variable(factor).replace("dR_", "dU_")
+    yield f"{name}_tile.permute([1, 0])"
+    if factor.name == "dR" and plan.erases_apart:
+        yield f"{name}_rest_tile.permute([1, 0])"
+
+
+def _entering(plan: KernelPlan) -> Iterator[str]:
+    rows = {"dq_in": "read", **{f"da_in_{i}": f"erase_{i}" for i in plan.erasing}}
+    sums = _with_state(plan, "S")
+    yield from chain.from_iterable(_products(name, pairs) for name, pairs in sums)
+    yield _awaited([name for name, _ in sums])
+    for name, _ in sums:
+        code = "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name  # dO goes on behind the last token
+        yield f"d_{rows[name]} += from_start{_before(plan, rows[name])} * {code}"
+
+
+def _leaving(plan: KernelPlan) -> Iterator[str]:
+    sums = _with_state(plan, "dS_next")
+    yield from chain.from_iterable(_products(name, pairs) for name, pairs in sums)
+    yield _awaited([name for name, _ in sums])
+    for j in plan.terms:
+        yield f"dw_out_{j} = to_end * dw_out_{j}"
+        yield f"d_write_{j} += dw_out_{j}"
+
+
+def _ending(plan: KernelPlan) -> Iterator[str]:
+    leaving = "".join(f" + gl.sum(write_{j} * dw_out_{j}, axis=1)" for j in plan.terms)
+    yield f"dG_end = gl.exp2(G_end) * d_decay_out{leaving}"
+
+
+def _host_bytes(plan: KernelPlan, rows: int, scores: int) -> str:
+    """Bytes of shared memory of one program."""
+    inputs = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
+    return f"C * BK * ({inputs}) + 4 * VP * BK + {rows} * {ROW_BYTES} + {2 * (scores + 1)} * C * C + 32 * C"
