@@ -183,7 +183,7 @@ class _Op:
         if self._run.kernels.transitions is None:
             products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
         else:
-            self._run.kernels.transitions(self.prepared, layout, out)
+            self._run.kernels.transitions(self.prepared, layout, self._run.tiles.scan, out)
         return out
 
     def room_for_transitions(self, count: int) -> Tensor:
@@ -301,7 +301,8 @@ class Forward(_Op):
         count = segment_count(before[sequence + 1] - before[sequence], programs)
         table = segments(offsets, sequence, layout.chunk, count, str(layout.sequences.device))
         parts = out.new_empty(len(table), self.heads, self.keys, self.keys)
-        run.kernels.transitions(self.prepared, replace(layout, sequences=table, sequence_count=len(table)), parts)
+        within = replace(layout, sequences=table, sequence_count=len(table))
+        run.kernels.transitions(self.prepared, within, run.tiles.scan, parts)
         out.copy_(compose(parts, product))
 
 

@@ -39,3 +39,55 @@ def product(left, right, into):
 def fresh_product(left, right, into):
     """Likewise, in the place of what `into` holds."""
     return warpgroup_mma(left, right, into, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def product_fp32(left, right, into, layout: gl.constexpr):
+    """Begin to add left @ right to `into` for fp32 `left` and a bf16 tile, as `dot_fp32` does: three products.
+
+    The greatest part comes first, so that the others are worked out while its product is under way. layout: of left
+    operands.
+    """
+    high, rest = rounded(left)
+    into = product(gl.convert_layout(high, layout), right, into)
+    return _product_of_rest(rest, right, into, layout)
+
+
+@gluon.jit
+def fresh_product_fp32(left, right, into, layout: gl.constexpr):
+    """Likewise, in the place of what `into` holds."""
+    high, rest = rounded(left)
+    into = fresh_product(gl.convert_layout(high, layout), right, into)
+    return _product_of_rest(rest, right, into, layout)
+
+
+@gluon.jit
+def _product_of_rest(rest, right, into, layout: gl.constexpr):
+    middle, last = rounded(rest)
+    into = product(gl.convert_layout(middle, layout), right, into)
+    return product(gl.convert_layout(last.to(gl.bfloat16), layout), right, into)
+
+
+@gluon.jit
+def rounded(x):
+    """fp32 numbers in bf16, and what rounding left of them.
+
+    Two at a time. LLVM converts one by one what is also read back, which takes the slowest unit of a multiprocessor.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 even, odd;
+        cvt.rn.bf16x2.f32 $0, $4, $3;
+        shl.b32 even, $0, 16;
+        and.b32 odd, $0, 0xffff0000;
+        sub.f32 $1, $3, even;
+        sub.f32 $2, $4, odd;
+        }
+        """,
+        "=&r,=&r,=r,r,r",
+        [x],
+        dtype=(gl.bfloat16, gl.float32),
+        is_pure=True,
+        pack=2,
+    )
