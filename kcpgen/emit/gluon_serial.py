@@ -290,14 +290,15 @@ def emit_summary_hopper(plan: KernelPlan) -> str:
     """For ops that erase. Each product of two matrices is applied to M factor by factor, the right one first."""
     (transition,) = (e for e in plan.form.summary if e.target.name == "M")
     terms = [t.factors for t in transition.terms if t.factors[0].name != "decay_out"]
-    read, awaited, advance = [], [], []
+    read, meanwhile, awaited, advance = [], [], [], []
     for number, (left, right) in enumerate(terms):
         seen, (rows, _) = f"X_{number}_T", row_decays(plan).get(left.name, ("", ""))
         tile = _turned(f"{field_of(plan, variable(right))}_tile", right.T)
         read.append(f"{seen} = fresh_product_fp32(M_T, {tile}, nothing, left)")
         awaited.append(f"{seen} = warpgroup_mma_wait({PARTS * (len(terms) - 1 - number)}, deps=({seen},))")
         if rows:
-            awaited.append(f"{seen} = {seen} * {rows}_tile.load(of_tokens)")
+            meanwhile.append(f"{rows} = {rows}_tile.load(of_tokens)")
+            awaited.append(f"{seen} = {seen} * {rows}")
         tile = _turned(f"{field_of(plan, variable(left))}_tile", left.T)
         begin, into = ("product_fp32", "added_T") if number else ("fresh_product_fp32", "nothing_of_keys")
         advance.append(f"added_T = {begin}({seen}, {tile}, {into}, left_of_keys)")
@@ -310,7 +311,7 @@ def emit_summary_hopper(plan: KernelPlan) -> str:
         "summary_hopper.py.jinja",
         transition=math(transition).removeprefix("M = "),
         read=read,
-        decayed=[f"M_T = M_T{decay}"] if decay else [],
+        meanwhile=[*dict.fromkeys(meanwhile), *([f"M_T = M_T{decay}"] if decay else [])],
         advance=[*awaited, *advance],  # the parts of M give their registers to what is added to it
         **common,
     )
