@@ -116,6 +116,7 @@ class Run:
             self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
             self.cp is not None and self.cp.shard.interior,
+            self.tiles.scan.roles,
             sequences,
         )
 
@@ -130,6 +131,7 @@ def _pieces(
     transition_programs: int,
     processors: int,
     summarised: bool,
+    roles: bool,
     sequences: range,
 ) -> Pieces | None:
     """All sequences of a layout decide on the segments of each, whichever are asked for."""
@@ -143,6 +145,7 @@ def _pieces(
             transition_programs=transition_programs,
             multiprocessors=processors,
             summarised=summarised,
+            roles=roles,
         )
     some = counts[sequences.start : sequences.stop]
     return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
