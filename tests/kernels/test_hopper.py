@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import two_erases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,23 +111,8 @@ def test_kernels_in_roles_compile_and_keep_products_in_flight(name: str) -> None
     check_kernels(load_op(GENERATED / name), 128)
 
 
-TWO_ERASES = """\
-op probe "Two erases"
-token q, k, a, b : [H, K]
-token v, u : [HV, V]
-token g : [HV, K] log decay
-token x : [HV]
-state S : [HV, K, V]
-S[t] = (Diag(exp(g[t])) + b[t] a[t]^T - x[t] k[t] k[t]^T) S[t-1] + x[t] k[t] v[t]^T + b[t] u[t]^T
-o[t] = scale S[t]^T q[t]
-"""
-
-
 def test_what_two_erases_read_is_in_flight_together(tmp_path: Path) -> None:
-    (tmp_path / "probe.kcp").write_text(TWO_ERASES, encoding="utf-8")
-    build = [sys.executable, "-m", "kcpgen", "build", "probe.kcp"]
-    subprocess.run(build, cwd=tmp_path, capture_output=True, check=True)
-    package = tmp_path / "generated" / "probe"
+    package = two_erases.built(tmp_path)
     source = (package / "summary_hopper.py").read_text(encoding="utf-8")
     assert list(waiting_faults(source, {})) == []
     assert "X_0_T = warpgroup_mma_wait(3, deps=(X_0_T,))" in source
