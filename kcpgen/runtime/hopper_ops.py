@@ -72,7 +72,7 @@ def _product_of_rest(rest, right, into, layout: gl.constexpr):
 def rounded(x):
     """fp32 numbers in bf16, and what rounding left of them.
 
-    Two at a time. LLVM converts one by one what is also read back, which takes the slowest unit of a multiprocessor.
+    Two at a time by one instruction; LLVM would convert what is also read back one by one, with another.
     """
     return gl.inline_asm_elementwise(
         """
