@@ -270,13 +270,13 @@ class Counting:
     def segments(self) -> int:
         """Into how many segments each sequence is cut."""
         chunks = [self._chunks] * self.sizes.B
-        return segment_counts(chunks, summarised=False, **self._device)[0]
+        return segment_counts(chunks, summarised=False, roles=True, **self._device)[0]
 
     @property
     def _added(self) -> tuple[float, float]:
         """Steps of a forward's and of a backward's summaries."""
         counts = [self.segments] * self.sizes.B
-        return added_steps([self._chunks] * self.sizes.B, counts, **self._device)
+        return added_steps([self._chunks] * self.sizes.B, counts, roles=True, **self._device)
 
     @property
     def _device(self) -> dict[str, int]:

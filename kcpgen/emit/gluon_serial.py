@@ -1,8 +1,8 @@
-"""`scan_hopper.py` and `reverse_hopper.py`: the serial kernels in Gluon, whose products are in flight together.
+"""`scan_hopper.py`, `reverse_hopper.py` and `summary_hopper.py`: serial kernels in Gluon, products in flight together.
 
-The equations are those of `triton_scan`. What differs is that a sum becomes a line for each of its products, which
-begins it, and that a line says where the sum is waited for. Products are done in the order in which they are begun, so
-a wait names how many later ones may still be under way.
+The equations are those of `triton_scan` and `triton_summary`. What differs is that a sum becomes a line for each of its
+products, which begins it, and that a line says where the sum is waited for. Products are done in the order in which
+they are begun, so a wait names how many later ones may still be under way.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ KINDS = {
     "row": ("1", "C", "numbers"),
     "channels": ("1", "KP", "numbers"),
 }
+
+PARTS = 3  # products that one with an fp32 operand takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +194,10 @@ class Products:
 
 def in_roles(plan: KernelPlan) -> bool:
     """Whether there are such kernels of an op: a product can be added to a sum, not subtracted from it."""
-    equations = [*plan.form.solved, *plan.form.reverse_scan, *triton_values.equations(plan).values()]
+    form = plan.form
+    equations = [*form.solved, *form.reverse_scan, *form.summary, *triton_values.equations(plan).values()]
     return all(
-        term.sign > 0 for e in equations if e.target.name in ("U", "O", "S_next", "dU", "dS") for term in e.terms
+        term.sign > 0 for e in equations if e.target.name in ("U", "O", "S_next", "dU", "dS", "M") for term in e.terms
     )
 
 
@@ -283,6 +286,37 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
 
 
+def emit_summary_hopper(plan: KernelPlan) -> str:
+    """For ops that erase. Each product of two matrices is applied to M factor by factor, the right one first."""
+    (transition,) = (e for e in plan.form.summary if e.target.name == "M")
+    terms = [t.factors for t in transition.terms if t.factors[0].name != "decay_out"]
+    read, meanwhile, awaited, advance = [], [], [], []
+    for number, (left, right) in enumerate(terms):
+        seen, (rows, _) = f"X_{number}_T", row_decays(plan).get(left.name, ("", ""))
+        tile = _turned(f"{field_of(plan, variable(right))}_tile", right.T)
+        read.append(f"{seen} = fresh_product_fp32(M_T, {tile}, nothing, left)")
+        awaited.append(f"{seen} = warpgroup_mma_wait({PARTS * (len(terms) - 1 - number)}, deps=({seen},))")
+        if rows:
+            meanwhile.append(f"{rows} = {rows}_tile.load(of_tokens)")
+            awaited.append(f"{seen} = {seen} * {rows}")
+        tile = _turned(f"{field_of(plan, variable(left))}_tile", left.T)
+        begin, into = ("product_fp32", "added_T") if number else ("fresh_product_fp32", "nothing_of_keys")
+        advance.append(f"added_T = {begin}({seen}, {tile}, {into}, left_of_keys)")
+    letters = list(dict.fromkeys(variable(f) for factors in terms for f in factors))
+    decay = {None: "", "": " * decay_out"}.get(plan.decay_axis, " * decay_out_tile.load(of_keys)")
+    common = _common(plan, _transition_tiles(plan, letters), 0)
+    del common["leaving_bytes"]
+    common["vectors"] = list(_vectors(plan, letters))
+    return render(
+        "summary_hopper.py.jinja",
+        transition=math(transition).removeprefix("M = "),
+        read=read,
+        meanwhile=[*dict.fromkeys(meanwhile), *([f"M_T = M_T{decay}"] if decay else [])],
+        advance=[*awaited, *advance],  # the parts of M give their registers to what is added to it
+        **common,
+    )
+
+
 def _rename(plan: KernelPlan, more: Mapping[str, str]) -> dict[str, str]:
     letters = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"V_{p}" for p in plan.pure_writes)]
     return {**{letter: field_of(plan, letter) for letter in letters}, **more}
@@ -334,6 +368,15 @@ def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
     ]
 
 
+def _transition_tiles(plan: KernelPlan, letters: Sequence[str]) -> list[Tile]:
+    rows = [name for vector, (name, _) in row_decays(plan).items() if any(v.startswith(vector) for v in letters)]
+    return [
+        *(_key_tile(plan, letter) for letter in letters),
+        *(_scratch(name, "row") for name in rows),
+        *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
+    ]
+
+
 def _key_tile(plan: KernelPlan, letter: str, output: bool = False) -> Tile:
     name = field_of(plan, letter)
     if not is_vector(plan, name):
@@ -375,16 +418,16 @@ def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, 
         "tiles": [tile.as_data() for tile in tiles],
         "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
-        "vectors": list(_vectors(plan)),
+        "vectors": list(_vectors(plan, ["q_in", *(f"w_out_{j}" for j in plan.terms)])),
         "state_bytes": _bytes([t for t in tiles if not t.output]),
         "host_bytes": _on_host(_bytes(tiles)),
         "leaving_bytes": f"{2 * leaving} * C * block",
     }
 
 
-def _vectors(plan: KernelPlan) -> Iterator[str]:
+def _vectors(plan: KernelPlan, letters: Sequence[str]) -> Iterator[str]:
     """What the derivation's vectors are, where tiles hold them as they came and rows of products are scaled."""
-    for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]:
+    for letter in letters:
         name, rows = field_of(plan, letter), [row for v, (row, _) in row_decays(plan).items() if letter.startswith(v)]
         if name != letter:
             yield f"{letter} = {' '.join([*rows, name])}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
-from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, in_roles
+from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper, in_roles
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
 from kcpgen.emit.triton_gradients import emit_gradients
@@ -40,7 +40,8 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
 def _serial_in_roles(plan: KernelPlan) -> dict[str, str]:
     if not in_roles(plan):
         return {}
-    return {"scan_hopper.py": emit_scan_hopper(plan), "reverse_hopper.py": emit_reverse_hopper(plan)}
+    dense = {"summary_hopper.py": emit_summary_hopper(plan)} if plan.form.transition == "dense" else {}
+    return {"scan_hopper.py": emit_scan_hopper(plan), "reverse_hopper.py": emit_reverse_hopper(plan), **dense}
 
 
 def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:

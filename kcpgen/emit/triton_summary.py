@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kcpgen.derivation.chunk_form import Equation, Factor
+from kcpgen.emit.gluon_serial import in_roles
 from kcpgen.emit.render import render
 from kcpgen.emit.triton_blocks import math, variable
 from kcpgen.emit.triton_scratch import field_of, row_decays
@@ -24,6 +25,7 @@ def emit_summary(plan: KernelPlan) -> str:
         transition=math(transition).removeprefix("M = "),
         **operands,
         operands=fields,
+        in_roles=int(in_roles(plan)),
         advance=_advance(plan, transition),
     )
 

@@ -116,6 +116,7 @@ class Run:
             self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions is not None else 0,
             multiprocessors(device),
             self.cp is not None and self.cp.shard.interior,
+            self.tiles.scan.roles,
             sequences,
         )
 
@@ -130,6 +131,7 @@ def _pieces(
     transition_programs: int,
     processors: int,
     summarised: bool,
+    roles: bool,
     sequences: range,
 ) -> Pieces | None:
     """All sequences of a layout decide on the segments of each, whichever are asked for."""
@@ -143,6 +145,7 @@ def _pieces(
             transition_programs=transition_programs,
             multiprocessors=processors,
             summarised=summarised,
+            roles=roles,
         )
     some = counts[sequences.start : sequences.stop]
     return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
@@ -183,7 +186,7 @@ class _Op:
         if self._run.kernels.transitions is None:
             products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
         else:
-            self._run.kernels.transitions(self.prepared, layout, out)
+            self._run.kernels.transitions(self.prepared, layout, self._run.tiles.scan, out)
         return out
 
     def room_for_transitions(self, count: int) -> Tensor:
@@ -301,7 +304,8 @@ class Forward(_Op):
         count = segment_count(before[sequence + 1] - before[sequence], programs)
         table = segments(offsets, sequence, layout.chunk, count, str(layout.sequences.device))
         parts = out.new_empty(len(table), self.heads, self.keys, self.keys)
-        run.kernels.transitions(self.prepared, replace(layout, sequences=table, sequence_count=len(table)), parts)
+        within = replace(layout, sequences=table, sequence_count=len(table))
+        run.kernels.transitions(self.prepared, within, run.tiles.scan, parts)
         out.copy_(compose(parts, product))
 
 

@@ -23,7 +23,7 @@ from kcpgen.runtime.layout import ChunkLayout
 TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were run with
 SHARED_MEMORY = 150_000  # bytes that tiles in flight may take: two stages do, and other kernels' programs need room
 LIMIT = 230_000  # bytes of shared memory, tiles on their way out included
-MOST_STAGES = 4
+FEWEST_STAGES, MOST_STAGES = 2, 4
 REGISTERS = 128  # per thread of the launch; the computing warps take over those that the loading one can spare
 LOADER_REGISTERS = 24
 
@@ -63,7 +63,7 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
         return 0
     if layout.chunk_count == 0:  # nothing that a descriptor could describe
         return 0
-    count = min(MOST_STAGES, max(2, SHARED_MEMORY // tile_bytes))
+    count = min(MOST_STAGES, max(FEWEST_STAGES, SHARED_MEMORY // tile_bytes))
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
 
 

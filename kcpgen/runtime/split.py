@@ -19,7 +19,10 @@ GAIN = 1.25  # how much faster a training step's serial kernels must be: the mod
 LAUNCH = 8  # a launch and the filling of its pipeline, about 7 us
 FOLD = 8  # one product of a dense transition and a state: reading 64 KiB, then three dots a block
 SCALE = 1  # the same of a diagonal or a number: a load and a multiplication
-TRANSITION = 1.5  # a chunk of M beside one of the state: two chunks in flight instead of three
+# A chunk of M beside one of the state, by whether warps of both kernels have roles (`kcpgen.runtime.hopper`): 0.9 us
+# of 0.65 at chunks of 32, 1.4 of 1.2 at 64. Portable: an estimate, two chunks in flight instead of three;
+# on an H200 it is 1.9 us of 0.8 to 1.
+TRANSITION = {False: 1.5, True: 1.4}
 SHARED = 1.4  # two programs on one multiprocessor, beside one
 
 _forced: ContextVar[int | None] = ContextVar("segments", default=None)
@@ -52,13 +55,15 @@ def segment_counts(
     transition_programs: int,
     multiprocessors: int,
     summarised: bool = False,
+    roles: bool = False,
 ) -> tuple[int, ...]:
     """Number of segments of each sequence, from its number of chunks; all 1 where cutting does not pay.
 
     programs: of a serial kernel for one sequence. transition_programs: likewise of the kernel of M, 0 without one.
     summarised: whether the one sequence comes from another rank of context parallelism and goes on on a third: its
     summaries are made whether it is cut or not. Nothing else about ranks matters: in calls that follow each other a
-    rank that is behind waits for nobody, and works as one device does.
+    rank that is behind waits for nobody, and works as one device does. roles: whether the warps of serial kernels have
+    roles.
     Tried are as many segments of the longest as fill the device with one program a multiprocessor, half as many, ...
     """
     found = (1,) * len(chunks)
@@ -66,11 +71,12 @@ def segment_counts(
     count = min(longest // SHORTEST, multiprocessors * longest // (programs * max(total, 1)))
     if count < 2:
         return found
-    best = training_steps(chunks, found, programs, transition_programs, multiprocessors, summarised) / GAIN
+    sizes = (programs, transition_programs, multiprocessors, summarised, roles)
+    best = training_steps(chunks, found, *sizes) / GAIN
     while count >= 2:
         length = -(-longest // count)
         counts = tuple(max(1, min(-(-n // length), n // SHORTEST)) for n in chunks)
-        steps = training_steps(chunks, counts, programs, transition_programs, multiprocessors, summarised)
+        steps = training_steps(chunks, counts, *sizes)
         if steps < best:
             found, best = counts, steps
         count //= 2
@@ -84,6 +90,7 @@ def training_steps(
     transition_programs: int,
     multiprocessors: int,
     summarised: bool = False,
+    roles: bool = False,
 ) -> float:
     """Of a forward and a backward: the scan, the reverse scan, which takes as long as two, and what cutting adds.
 
@@ -91,13 +98,18 @@ def training_steps(
     """
     longest = max(-(-n // count) for n, count in zip(chunks, counts, strict=True))
     whole = _pass(programs * sum(chunks), longest, multiprocessors)
-    added = sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors))
+    added = sum(added_steps(chunks, counts, programs, transition_programs, multiprocessors, roles))
     owed = 2 * (whole if max(counts) == 1 else longest) if summarised else 0.0
     return 3.0 * whole + added + owed
 
 
 def added_steps(
-    chunks: Sequence[int], counts: Sequence[int], programs: int, transition_programs: int, multiprocessors: int
+    chunks: Sequence[int],
+    counts: Sequence[int],
+    programs: int,
+    transition_programs: int,
+    multiprocessors: int,
+    roles: bool = False,
 ) -> tuple[float, float]:
     """Of the forward and the backward: summaries of all segments but the last of each sequence (the first, backward).
 
@@ -109,8 +121,8 @@ def added_steps(
     pairs = list(zip(chunks, counts, strict=True))
     longest = max(-(-n // count) for n, count in pairs)
     summarised = programs * sum(n - n // count for n, count in pairs)
-    inner = TRANSITION * transition_programs * sum(n - 2 * n // count for n, count in pairs if count > 2)
-    slowest = TRANSITION * longest if inner else longest
+    inner = TRANSITION[roles] * transition_programs * sum(n - 2 * n // count for n, count in pairs if count > 2)
+    slowest = TRANSITION[roles] * longest if inner else longest
     fold = 2 * LAUNCH + (FOLD if inner else SCALE) * (most - 2)
     forward = _pass(summarised + inner, slowest, multiprocessors)
     return forward + fold, _pass(summarised, longest, multiprocessors) + fold

@@ -119,6 +119,7 @@ import sys
 from importlib import import_module
 from types import SimpleNamespace
 import torch
+from kcpgen.runtime.launch import ScanTiles
 from kcpgen.runtime.layout import chunk_layout
 transitions = import_module("generated.delta_rule.summary").transitions
 torch.manual_seed(0)
@@ -131,7 +132,7 @@ for low in (torch.bfloat16, torch.float32):
         input_heads=heads, heads=heads, keys=K, key_width=K
     )
     found = torch.empty(1, heads, K, K)
-    transitions(prepared, layout, found)
+    transitions(prepared, layout, ScanTiles(value_block=64, warps=4, stages=2, roles=False), found)
     exact = torch.eye(K, dtype=torch.float64).expand(heads, K, K)
     for left, right in zip(prepared.write_0.double(), prepared.W_0.double()):
         exact = exact + left.mT @ (right @ exact)

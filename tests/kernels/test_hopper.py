@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+import two_erases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcpgen.derivation.chunk_form import derive_chunk_form
 from kcpgen.derivation.normal_form import derive_normal_form
-from kcpgen.emit.gluon_serial import Sum, _later, in_roles
+from kcpgen.emit.gluon_serial import PARTS, Sum, _later, in_roles
 from kcpgen.emit.triton_kernels import emit_triton
 from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
@@ -40,9 +41,11 @@ GENERATED = ROOT / "generated"
 SPECS = sorted((ROOT / "specs").glob("*.kcp"))
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/autograd.py"))
 FILES = sorted(GENERATED.glob("*/*_hopper.py"))
-SERIAL = [path for path in FILES if path.name in ("scan_hopper.py", "reverse_hopper.py")]
+SERIAL = [path for path in FILES if path.name in ("scan_hopper.py", "reverse_hopper.py", "summary_hopper.py")]
 BY_CHUNKS = [path for path in FILES if path not in SERIAL]
+ERASING = sorted(path.parent.name for path in GENERATED.glob("*/summary.py"))
 KERNELS = ("scan_kernel", "reverse_kernel")
+TRANSITION = "transition_kernel"  # of ops that erase
 MOST_WAITS = 5  # of one kernel; where products cannot be in flight together, each of them is waited for
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
@@ -65,7 +68,7 @@ def in_segments(size: int) -> Case:
     )
 
 
-def compiled(op: Op, case: Case, kernels: Collection[str] = KERNELS) -> list[Any]:
+def compiled(op: Op, case: Case, kernels: Collection[str] = (*KERNELS, TRANSITION)) -> list[Any]:
     """Kernels of these names, of a forward and backward that is made to take those for Hopper."""
     import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")  # kernels are defined before anything is set
     found: list[Any] = []
@@ -86,20 +89,40 @@ def check_kernels(op: Op, size: int) -> None:
     """They are those in roles, fit, and keep products in flight."""
     found = compiled(op, in_segments(size))
     assert [kernel.src.fn.__name__ for kernel in found if not kernel.src.fn.is_gluon()] == []
-    for name in KERNELS:
+    for name, count in [*((name, 2) for name in KERNELS), *([(TRANSITION, 1)] if op.form.erases else [])]:
         variants = [kernel for kernel in found if kernel.src.fn.__name__ == name]
-        assert len(variants) == 2, name
+        assert len(variants) == count, name
         assert [read for read in map(resources._read, variants) if not read.fits] == []
         texts = [instructions(kernel) for kernel in variants]
         waits = [text.count("WARPGROUP.DEPBAR") for text in texts]
         products = [text.count("HGMMA") for text in texts]
         assert max(waits) <= MOST_WAITS, (name, waits, products)
         assert 0 < 2 * sum(waits) <= sum(products), (name, waits, products)
+        if name == TRANSITION:
+            check_transitions(texts[0], op.form.erases)
+
+
+def check_transitions(text: str, erases: int) -> None:
+    """A wait for what each erase reads of M and one for what is added to it. fp32 numbers are rounded two at a time."""
+    assert text.count("WARPGROUP.DEPBAR") == erases + 1
+    assert text.count("F2FP.BF16") > 0 == text.count("F2F.")
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_in_roles_compile_and_keep_products_in_flight(name: str) -> None:
     check_kernels(load_op(GENERATED / name), 128)
+
+
+def test_what_two_erases_read_is_in_flight_together(tmp_path: Path) -> None:
+    package = two_erases.built(tmp_path)
+    source = (package / "summary_hopper.py").read_text(encoding="utf-8")
+    assert list(waiting_faults(loop(source), {})) == []
+    assert "X_0_T = warpgroup_mma_wait(3, deps=(X_0_T,))" in source
+    op = load_op(package)
+    (kernel,) = [kernel for kernel in compiled(op, in_segments(128)) if kernel.src.fn.__name__ == TRANSITION]
+    assert resources._read(kernel).fits
+    assert resources._read(kernel).stack == 0
+    check_transitions(instructions(kernel), 2)
 
 
 @pytest.mark.parametrize("decay", ["scalar", "vector"])
@@ -166,6 +189,8 @@ def test_other_calls_are_left_to_the_portable_kernels(call: Any, layout: ChunkLa
     scan, reverse = (import_module(f"{package(OPS[0])}.{name}_hopper") for name in ("scan", "reverse"))
     nothing = {"initial_state": None, "final_state": None, "checkpoints": None}
     assert not scan.scan_in_roles(call, layout, tiles, o=None, **nothing)
+    summary = import_module(f"{package(ERASING[0])}.summary_hopper")
+    assert not summary.transitions_in_roles(call, layout, tiles, torch.empty(0))
     nothing = {"state_gradients": None, "final_state_gradient": None, "initial_state_gradient": None}
     assert not reverse.reverse_in_roles(call, layout, tiles, do=torch.empty(0), gradients=(), **nothing)
 
@@ -266,12 +291,14 @@ def plan_of(spec: Path) -> KernelPlan:
 def test_every_op_of_the_repository_has_them() -> None:
     assert [path.parent.name for path in FILES if path.name.startswith("scan")] == OPS
     assert [path.parent.name for path in FILES if path.name.startswith("reverse")] == OPS
+    assert [path.parent.name for path in FILES if path.name.startswith("summary")] == ERASING
     by_channel = [name for name in OPS if load_op(GENERATED / name).form.decay == "vector"]
     assert [path.parent.name for path in BY_CHUNKS] == by_channel
 
 
 @pytest.mark.parametrize(
-    ("part", "target"), [("solved", "O"), ("solved", "S_next"), ("reverse_scan", "dU"), ("reverse_scan", "dS")]
+    ("part", "target"),
+    [("solved", "O"), ("solved", "S_next"), ("reverse_scan", "dU"), ("reverse_scan", "dS"), ("summary", "M")],
 )
 def test_an_op_that_subtracts_a_product_has_no_such_kernels(part: str, target: str) -> None:
     plan = plan_of(SPECS[0])
@@ -351,6 +378,9 @@ def names(*nodes: ast.AST) -> set[str]:
     return {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
+PRODUCTS = {"product": 1, "fresh_product": 1, "product_fp32": PARTS, "fresh_product_fp32": PARTS}  # how many are begun
+
+
 def targets(node: ast.stmt) -> list[str]:
     assigned = node.targets[0] if isinstance(node, ast.Assign) else None
     return [ast.unparse(name) for name in (assigned.elts if isinstance(assigned, ast.Tuple) else [assigned]) if name]
@@ -371,11 +401,11 @@ def waiting_faults(body: Sequence[ast.stmt], modes: Mapping[str, bool]) -> Itera
             if allowed != len(begun) - 1 - last:
                 yield f"{line}: {len(begun) - 1 - last} are later"
             under_way = under_way[len(under_way) - allowed :]
-        elif function in ("product", "fresh_product"):
+        elif function in PRODUCTS:
             if names(*arguments[:2]) & set(under_way):
                 yield line
-            begun.append(target)
-            under_way.append(target)
+            begun += [target] * PRODUCTS[function]
+            under_way += [target] * PRODUCTS[function]
         elif names(node) & set(under_way):
             yield line
     yield from (f"{name} is never waited for" for name in sorted(set(under_way)))
@@ -413,6 +443,12 @@ def multiply():
         Y = product(X, b, Y)
         Y = warpgroup_mma_wait(0, deps=(Y,))
 """
+
+
+def test_a_product_of_fp32_numbers_counts_as_many_as_it_begins() -> None:
+    walked = WALKED.replace("fresh_product(", "fresh_product_fp32(").replace("Y = product(a", "Y = product_fp32(a")
+    assert list(waiting_faults(loop(walked), {})) == ["X = warpgroup_mma_wait(1, deps=(X,)): 3 are later"]
+    assert list(waiting_faults(loop(walked.replace("wait(1", "wait(3")), {})) == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcpgen.runtime import split
 from kcpgen.runtime.layout import CHECKPOINT, chunk_layout
 from kcpgen.runtime.pieces import chunk_counts, cut, multiprocessors
 from kcpgen.runtime.split import (
@@ -76,11 +77,11 @@ def test_no_segment_is_short_and_no_step_gets_slower(
     assert len(counts) == len(chunks)
     assert all(count == 1 or n // count >= SHORTEST for n, count in zip(chunks, counts, strict=True))
     if chunks and max(counts) > 1:
-        whole, split = (
+        whole, parts = (
             training_steps(chunks, some, 2 * heads, 2 * heads * dense, processors)
             for some in ([1] * len(chunks), counts)
         )
-        assert split < whole / 1.2
+        assert parts < whole / 1.2
 
 
 @pytest.mark.parametrize(("summarised", "segments"), [(False, 1), (True, 2)])
@@ -88,6 +89,17 @@ def test_a_rank_inside_a_sequence_cuts_its_part_sooner(summarised: bool, segment
     """It makes summaries anyway."""
     counts = segment_counts(
         [2048], programs=64, transition_programs=64, multiprocessors=MULTIPROCESSORS, summarised=summarised
+    )
+    assert counts == (segments,)
+
+
+@pytest.mark.parametrize(("roles", "dense", "segments"), [(False, True, 4), (True, True, 1), (True, False, 4)])
+def test_a_chunk_of_m_counts_as_its_kind_of_kernel_takes(
+    roles: bool, dense: bool, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split, "TRANSITION", {False: 1.5, True: 6.0})
+    counts = segment_counts(
+        [256], programs=32, transition_programs=32 * dense, multiprocessors=MULTIPROCESSORS, roles=roles
     )
     assert counts == (segments,)
 

@@ -1,0 +1,230 @@
+"""As much of Gluon as the kernel of M in roles uses, in torch: roles are threads, rings and barriers are real.
+
+Products are done as they are begun; what waits for them is looked at in `test_hopper.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kcpgen.runtime import hopper_ops
+
+LONGEST = 20.0  # seconds that a thread waits before something must be wrong
+
+
+def launcher(path: Path) -> Any:
+    """In place of a generated file's `transition_kernel`: kernel[grid](...) runs its programs one after another."""
+    names = globals_of_kernels()
+    define(path, ("transition_kernel", "copy", "multiply"), names)
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def launch(*tensors: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
+                assert (num_warps, maxnreg) == (4, 128)
+                operands = [Pointer(x) if isinstance(x, Tensor) else Described(x) for x in tensors]
+                for program in range(grid[0]):
+                    names["gl"].program_id = lambda axis, program=program: torch.tensor(program)
+                    names["transition_kernel"](*operands, **sizes)
+
+            return launch
+
+    return Kernel()
+
+
+def define(path: Path, functions: Iterable[str], names: dict[str, Any]) -> None:
+    """Those functions of a file of kernels as plain Python, in `names`."""
+    found = [n for n in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(n, ast.FunctionDef)]
+    kept = [function for function in found if function.name in functions]
+    for function in kept:
+        function.decorator_list = []
+    exec(compile(ast.Module(body=kept, type_ignores=[]), str(path), "exec"), names)
+
+
+@dataclass
+class Pointer:
+    base: Tensor
+    offset: Any = 0
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.base, self.offset + offset)
+
+
+class Described:
+    """A tensor that tiles are copied from."""
+
+    def __init__(self, descriptor: Any) -> None:
+        self.tensor = descriptor.base.as_strided(tuple(descriptor.shape), tuple(descriptor.strides))
+        self.block = tuple(descriptor.block_shape)
+        self.dtype = descriptor.base.dtype
+
+    def tile(self, corner: Sequence[Any]) -> Tensor:
+        """Zero outside the tensor."""
+        found = torch.zeros(self.block, dtype=self.dtype)
+        starts = [int(start) for start in corner]
+        inside = self.tensor[tuple(slice(start, start + n) for start, n in zip(starts, self.block, strict=True))]
+        found[tuple(slice(0, n) for n in inside.shape)] = inside
+        return found
+
+
+@dataclass
+class Shared:
+    """A tile in shared memory, or a ring of them."""
+
+    held: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.held.dtype
+
+    def index(self, stage: Any) -> Shared:
+        return Shared(self.held[int(stage)])
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.held.permute(order))
+
+    def load(self, layout: None) -> Tensor:
+        return self.held.clone()
+
+
+@dataclass
+class Barrier:
+    """Complete once one has arrived and the bytes that it expects, if any, are there."""
+
+    changed: threading.Condition
+    phase: int = 0
+    arrived: bool = False
+    missing: int = 0
+
+    def arrive(self, count: int = 1) -> None:
+        with self.changed:
+            assert count == 1
+            assert not self.arrived
+            self.arrived = True
+            self._complete()
+
+    def expect(self, count: int) -> None:
+        with self.changed:
+            self.missing += count
+        self.arrive()
+
+    def receive(self, count: int) -> None:
+        with self.changed:
+            self.missing -= count
+            assert self.missing >= 0
+            self._complete()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase & 1 != parity, LONGEST), "nothing completes a barrier"
+
+    def _complete(self) -> None:
+        if self.arrived and not self.missing:
+            self.phase, self.arrived = self.phase + 1, False
+            self.changed.notify_all()
+
+
+@dataclass
+class Barriers:
+    made: list[Barrier] = field(default_factory=list)
+
+    def index(self, stage: Any) -> Barrier:
+        return self.made[int(stage)]
+
+
+def barriers(count: int) -> Barriers:
+    changed = threading.Condition()
+    return Barriers([Barrier(changed) for _ in range(count)])
+
+
+def specialize(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: list[int], registers: Any) -> None:
+    """The first role is this thread's."""
+    assert len(roles) == len(warps) + 1
+    faults: list[BaseException] = []
+
+    def run(role: Callable[..., None], operands: tuple[Any, ...]) -> None:
+        try:
+            role(*operands)
+        except BaseException as fault:
+            faults.append(fault)
+
+    others = [threading.Thread(target=run, args=role) for role in roles[1:]]
+    for thread in others:
+        thread.start()
+    run(*roles[0])
+    for thread in others:
+        thread.join()
+    if faults:
+        raise faults[0]
+
+
+def copied(source: Described, corner: Sequence[Any], barrier: Barrier, tile: Shared) -> None:
+    found = source.tile(corner)
+    tile.held.copy_(found.reshape(tile.held.shape))
+    barrier.receive(found.numel() * found.element_size())
+
+
+def multiplied(left: Tensor, right: Shared, into: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+    assert is_async
+    assert left.dtype is right.dtype is torch.bfloat16
+    found = left.float() @ right.held.float()
+    assert found.shape == into.shape
+    return into + found if use_acc else found
+
+
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    low = x.to(torch.bfloat16)
+    return low, x - low.float()
+
+
+def loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tensor:
+    return pointer.base.reshape(-1)[int(pointer.offset)] if mask else torch.tensor(other)
+
+
+def stored(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
+    pointer.base.view(-1)[pointer.offset[mask]] = value[mask]
+
+
+def globals_of_kernels() -> dict[str, Any]:
+    def no_layout(*arguments: Any) -> None:
+        return None
+
+    layouts = ("NVMMASharedLayout", "NVMMADistributedLayout", "DotOperandLayout", "SliceLayout")
+    gl = SimpleNamespace(
+        **dict.fromkeys(layouts, no_layout),
+        constexpr=int,
+        float32=torch.float32,
+        bfloat16=torch.bfloat16,
+        int64=torch.int64,
+        cdiv=lambda n, size: int(-(-n // size)),
+        arange=lambda start, stop, layout: torch.arange(start, stop),
+        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        where=lambda condition, one, other: torch.where(condition, torch.tensor(one), torch.tensor(other)),
+        convert_layout=lambda x, layout: x,
+        allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.full(shape, torch.nan, dtype=dtype)),
+        load=loaded,
+        store=stored,
+        warp_specialize=specialize,
+    )
+    names = {
+        "gl": gl,
+        "tma": SimpleNamespace(async_copy_global_to_shared=copied),
+        "mbarrier": SimpleNamespace(
+            wait=Barrier.wait, expect=Barrier.expect, arrive=lambda barrier, count: barrier.arrive(count)
+        ),
+        "warpgroup_mma": multiplied,
+        "warpgroup_mma_wait": lambda later, deps: deps[0],
+        "barriers": barriers,
+        "rounded": rounded,
+    }
+    shared = ("fetch_vectors", "product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
+    define(Path(hopper_ops.__file__), shared, names)
+    return names

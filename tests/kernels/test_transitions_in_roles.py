@@ -1,0 +1,115 @@
+"""The kernel of M in roles is M to fp32, whatever the op, emulated: nothing but a GPU runs Gluon."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import two_erases
+from gluon_emulated import Barrier, barriers, launcher
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from kcpgen.runtime.launch import ScanTiles
+from kcpgen.runtime.layout import ChunkLayout, chunk_layout
+from kcpgen.verify.op import load_op
+
+GENERATED = Path(__file__).resolve().parent.parent.parent / "generated"
+PACKAGES = sorted(path.parent for path in GENERATED.glob("*/summary.py"))
+TILES = ScanTiles(value_block=64, warps=4, stages=3)
+PACKED = (0, 0, 1, 64, 64, 129, 150, 330)
+ON_BORDERS = (0, 96, 96, 256, 350)  # no sequence ends within a chunk of another
+HEADS, GROUPS = 4, 2
+
+
+def prepared(package: Path, layout: ChunkLayout, keys: int, tokens: int, in_place: bool) -> Any:
+    """What the kernel reads, made up such that M is a contraction, and `write_vectors` as it should see them."""
+    torch.manual_seed(0)
+    text = (package / "summary_hopper.py").read_text(encoding="utf-8")
+    fields = set(re.findall(r"prepared\.(\w+)", text))
+    numbers = sorted(name.removeprefix("W_") for name in fields if re.fullmatch(r"W_\d+", name))
+    width, C, count = max(64, 1 << (keys - 1).bit_length()), layout.chunk, layout.chunk_count
+    live = (torch.arange(C) < layout.chunks[:, 2:])[:, None, :, None] * (torch.arange(width) < keys)
+    found = SimpleNamespace(A_0=torch.empty(1, dtype=torch.bfloat16), key_width=width, keys=keys, values=64)
+    found.heads, found.input_heads, found.in_place, found.write_vectors = HEADS, GROUPS, in_place, {}
+    for n in numbers:
+        given = normalize(torch.randn(1, tokens, GROUPS, width), dim=-1).to(torch.bfloat16)
+        whole = torch.cat([given, torch.zeros(1, C, GROUPS, width)], 1)
+        tiles = torch.stack([whole[row, first : first + C] for row, first, _ in layout.chunks.tolist()])
+        w = (tiles.transpose(1, 2).repeat_interleave(HEADS // GROUPS, 1) * live).to(torch.bfloat16)
+        found.write_vectors[n] = w
+        setattr(found, f"write_{n}" if f"write_{n}" in fields else f"w_out_{n}", given if in_place else w)
+        erased = -(0.3 / len(numbers)) * w + 0.02 * torch.randn(w.shape) * live
+        setattr(found, f"W_{n}", erased.to(torch.bfloat16))
+    if "decay_out" in fields:
+        shape = (count, HEADS, width) if "row_descriptor(prepared.decay_out, KP)" in text else (count, HEADS)
+        found.decay_out = 0.9 + 0.1 * torch.rand(shape)
+    if "to_end" in fields:
+        found.to_end = 0.9 + 0.1 * torch.rand(count, HEADS, C)
+    return found
+
+
+def exact(given: Any, layout: ChunkLayout) -> Tensor:
+    """In float64, chunk by chunk."""
+    K, found = given.keys, []
+    for _, _, tokens, first in layout.sequences.tolist():
+        M = torch.eye(K, dtype=torch.float64).expand(HEADS, K, K)
+        for chunk in range(first, first - (-tokens // layout.chunk)):
+            decay = given.decay_out[chunk].double() if hasattr(given, "decay_out") else torch.ones(HEADS).double()
+            following = (decay[:, :K, None] if decay.ndim == 2 else decay[:, None, None]) * M
+            for n, w in given.write_vectors.items():
+                rows = given.to_end[chunk].double() if hasattr(given, "to_end") else torch.ones(()).double()
+                erased = getattr(given, f"W_{n}")[chunk, :, :, :K].double() @ M
+                following = following + w[chunk, :, :, :K].double().mT @ (rows[..., None] * erased)
+            M = following
+        found.append(M)
+    return torch.stack(found)
+
+
+def check(package: Path, keys: int, ends: tuple[int, ...], in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = chunk_layout(1, ends[-1], ends, 32, torch.device("cpu"))
+    assert layout.apart or not in_place
+    given = prepared(package, layout, keys, ends[-1], in_place)
+    module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
+    monkeypatch.setattr(module, "transition_kernel", launcher(package / "summary_hopper.py"))
+    found = torch.full((len(ends) - 1, HEADS, keys, keys), torch.nan)
+    assert module.transitions_in_roles(given, layout, TILES, found)
+    expected = exact(given, layout)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("keys", [64, 72, 128])
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_m_is_that_of_float64(package: Path, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(package, keys, PACKED, False, monkeypatch)
+
+
+def in_place(package: Path) -> bool:
+    return "IN_PLACE" in (package / "summary_hopper.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", [*filter(in_place, PACKAGES)], ids=lambda package: package.name)
+def test_write_vectors_are_read_where_they_lie(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(package, 128, ON_BORDERS, True, monkeypatch)
+
+
+def test_two_erases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(two_erases.built(tmp_path), 128, PACKED, False, monkeypatch)
+
+
+def test_an_emulated_barrier_completes_once_all_is_there() -> None:
+    barrier: Barrier = barriers(1).index(0)
+    barrier.wait(1)  # the phase before the first one is over
+    barrier.expect(8)
+    barrier.receive(4)
+    assert barrier.phase == 0
+    barrier.receive(4)
+    assert barrier.phase == 1
+    barrier.wait(0)
+    barrier.arrive()
+    barrier.wait(1)
