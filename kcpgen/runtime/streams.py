@@ -9,6 +9,11 @@ from functools import lru_cache
 import torch
 
 
+def capturing() -> bool:
+    """Whether what the current stream is given goes into a CUDA graph, and nothing of it is done now."""
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 @lru_cache(maxsize=8)
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

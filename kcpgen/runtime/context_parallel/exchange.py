@@ -1,4 +1,8 @@
-"""One all-gather of rank summaries: begun when the summary is there, waited for when it is needed, then checked."""
+"""One all-gather of rank summaries: begun when the summary is there, waited for when it is needed, then checked.
+
+In a CUDA graph nothing is: headers are of one call, and a graph is replayed. They are zero there, so that a rank which
+replays one while another makes a call is found by that one.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from kcpgen.runtime import streams
 from kcpgen.runtime.context_parallel.deferred import check_deferred, defer
 from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, gradients, header, write
 from kcpgen.runtime.context_parallel.transport import Pending
-from kcpgen.runtime.streams import apart
 
 if TYPE_CHECKING:
     from kcpgen.runtime.context_parallel.context import CPContext
 
 
 class Exchange:
-    """`payload` is this rank's to fill inside `summarising`; `wait` then returns those of all ranks, [W, n]."""
+    """`payload` is this rank's to fill inside `summarising`; `wait` then returns those of all ranks, [W, n].
+
+    captured: whether it becomes part of a CUDA graph.
+    """
 
     def __init__(
         self, op: str, cp: CPContext, form: Format, like: Tensor, *, backward: bool, differentiable: bool
     ) -> None:
-        check_deferred(wait=False)
+        self.captured = streams.capturing()
+        if not self.captured:  # a question to the device would end that
+            check_deferred(wait=False)
         self.form = form
         self._cp = cp
         self._backward = backward
@@ -71,6 +79,10 @@ class Exchange:
 
     def _send(self, *, failed: bool) -> None:
         cp = self._cp
+        if self.payload.is_cuda and self.captured:
+            self.payload[:HEADER].zero_()  # and no copy from the host, whose memory a replay would read again
+            self._pending = cp.transport.all_gather(self.payload, cp.timeout)
+            return
         numbers = header(
             call=self._call,
             attempt=cp.transport.attempt,
@@ -89,13 +101,16 @@ class Exchange:
         return self._gathered
 
     def leave(self) -> None:
-        """Nothing more of what comes is needed: the current stream goes on, and headers are checked as ever."""
+        """Nothing more of what comes is needed: the current stream goes on, and headers are checked as ever.
+
+        Not in a CUDA graph: all of its streams have to meet again before its end, which nobody here knows of.
+        """
         if self._gathered is not None:
             return
-        if not self.payload.is_cuda or torch.cuda.is_current_stream_capturing():
+        if not self.payload.is_cuda or self.captured:
             self.wait()
             return
-        with apart(self.payload.device) as stream:
+        with streams.apart(self.payload.device) as stream:
             self.payload.record_stream(stream)
             self.wait().record_stream(stream)
 
@@ -104,7 +119,7 @@ class Exchange:
         gathered = self._pending.wait()
         if not gathered.is_cuda:
             self._check(gathered[:, :HEADER])
-        elif not torch.cuda.is_current_stream_capturing():
+        elif not self.captured:
             defer(gathered[:, :HEADER], self._cp.rank, self._cp.transport)
             if self._cp.check == "now":
                 check_deferred(wait=True, owner=self._cp.transport)

@@ -149,9 +149,12 @@ def backward(
                 lambda: _merge(op, cp, exchange.form, exchange.wait(), kept.transitions, backward=True)[None]
             )
             op.run(waiting, received, _rows(entering, waiting))
-        elif exchange is not None:
+        elif exchange is not None and not exchange.captured:
             exchange.leave()
-        return op.finish()
+        found = op.finish()
+        if exchange is not None:
+            exchange.leave()  # a graph waits for it, as late as can be
+        return found
 
 
 def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving: Tensor | None) -> range:
