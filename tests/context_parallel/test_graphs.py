@@ -22,10 +22,9 @@ import cp_time
 from cp_graph import Captured, Meeting, NotReplayedError
 
 from kcpgen.runtime import build_cp_context, layout, streams
+from kcpgen.runtime.context_parallel import deferred, passes
 from kcpgen.runtime.context_parallel import exchange as exchanges
-from kcpgen.runtime.context_parallel import passes
 from kcpgen.runtime.context_parallel import transport as module
-from kcpgen.runtime.context_parallel.deferred import _Unchecked
 from kcpgen.runtime.context_parallel.errors import RankMismatchError
 from kcpgen.runtime.context_parallel.exchange import Exchange
 from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers
@@ -102,7 +101,7 @@ def test_an_exchange_of_a_graph_asks_nothing_of_the_device_and_copies_nothing_fr
     def never(*args: object, **keywords: object) -> None:
         raise AssertionError(args)
 
-    for name in ("check_deferred", "defer", "write"):
+    for name in ("check_deferred", "defer", "slot_for", "write"):
         monkeypatch.setattr(exchanges, name, never)
     way = _Way()
     found = exchange_over(way)
@@ -178,9 +177,9 @@ def test_settling_waits_for_the_watch_and_checks_what_has_come(
     headers = torch.zeros(2, HEADER)
     headers[1, 0] = 1.0
     event: Any = SimpleNamespace(synchronize=lambda: None)
-    from kcpgen.runtime.context_parallel import deferred
-
-    deferred._unchecked.append(_Unchecked(headers=headers, copied=event, rank=0, owner=transport))
+    key = (torch.device("cpu"), torch.float32, 2)
+    slot = deferred.Slot(key=key, sent=headers[0], received=headers, copied=event)
+    deferred._unchecked.append(deferred._Unchecked(slot=slot, rank=0, owner=transport, held=()))
     with pytest.raises(RankMismatchError, match="another `call`"):
         context.settle()
 

@@ -6,14 +6,15 @@ replays one while another makes a call is found by that one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kcpgen.runtime import streams
-from kcpgen.runtime.context_parallel.deferred import check_deferred, defer
+from kcpgen.runtime.context_parallel.deferred import Slot, check_deferred, defer, slot_for
 from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.context_parallel.payload import HEADER, Format, check_headers, gradients, header, write
 from kcpgen.runtime.context_parallel.transport import Pending
@@ -39,24 +40,13 @@ class Exchange:
         self._backward = backward
         self._differentiable = differentiable
         self._call = cp.transport.next_call()
-        cp.transport.agree(self._sizes(op, like), self._about(), cp.timeout)
+        sizes = _sizes(op, form, cp.world_size, str(like.dtype), backward)
+        cp.transport.agree(sizes, self._about(), cp.timeout)
         self.payload = like.new_empty(form.numbers)
+        self._slot: Slot | None = None
         self._pending: Pending | None = None
         self._gathered: Tensor | None = None
-
-    def _sizes(self, op: str, like: Tensor) -> dict[str, str | int]:
-        form = self.form
-        return {
-            "op": op,
-            "direction": "backward" if self._backward else "forward",
-            "ranks": self._cp.world_size,
-            "heads": form.heads,
-            "keys": form.keys,
-            "values": form.values,
-            "transition": form.kind,
-            "dtype": str(like.dtype),
-            "numbers": form.numbers,
-        }
+        self._left = False
 
     def _about(self) -> dict[str, str | int]:
         return {
@@ -91,7 +81,9 @@ class Exchange:
             fingerprints=cp.fingerprints,
             failed=failed,
         )
-        write(numbers, self.payload[:HEADER])
+        if self.payload.is_cuda:
+            self._slot = slot_for(self.payload.device, self.payload.dtype, cp.world_size)
+        write(numbers, self.payload[:HEADER], None if self._slot is None else self._slot.sent)
         self._pending = cp.transport.all_gather(self.payload, cp.timeout)
 
     def wait(self) -> Tensor:
@@ -110,9 +102,9 @@ class Exchange:
         if not self.payload.is_cuda or self.captured:
             self.wait()
             return
-        with streams.apart(self.payload.device) as stream:
-            self.payload.record_stream(stream)
-            self.wait().record_stream(stream)
+        self._left = True
+        with streams.apart(self.payload.device):
+            self.wait()
 
     def _received(self) -> Tensor:
         assert self._pending is not None
@@ -120,7 +112,9 @@ class Exchange:
         if not gathered.is_cuda:
             self._check(gathered[:, :HEADER])
         elif not self.captured:
-            defer(gathered[:, :HEADER], self._cp.rank, self._cp.transport)
+            assert self._slot is not None
+            held = (self.payload, gathered) if self._left else ()
+            defer(gathered[:, :HEADER], self._slot, self._cp.rank, self._cp.transport, held)
             if self._cp.check == "now":
                 check_deferred(wait=True, owner=self._cp.transport)
         return gathered
@@ -131,3 +125,18 @@ class Exchange:
         except ContextParallelError:
             self._cp.transport.raise_reported()  # a rank that failed, in its own words
             raise
+
+
+@lru_cache(maxsize=64)
+def _sizes(op: str, form: Format, ranks: int, dtype: str, backward: bool) -> Mapping[str, str | int]:
+    return {
+        "op": op,
+        "direction": "backward" if backward else "forward",
+        "ranks": ranks,
+        "heads": form.heads,
+        "keys": form.keys,
+        "values": form.values,
+        "transition": form.kind,
+        "dtype": dtype,
+        "numbers": form.numbers,
+    }
