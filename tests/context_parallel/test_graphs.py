@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -320,3 +321,90 @@ def test_a_row_of_graphs_says_so_and_what_failed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_Fake, "capture", lambda captured: 1 / 0)
     failed = cp_time._measured(chosen, it, lambda: calls, Meeting(), 1)
     assert failed == {"failed": "in a CUDA graph, capture: ZeroDivisionError: division by zero"}
+
+
+class _Stream:
+    def wait_stream(self, other: object) -> None:
+        """Nothing runs beside anything."""
+
+
+class _Cuda:
+    """What of torch.cuda a capture uses; `seen` is what was asked of it."""
+
+    def __init__(self, *, broken: bool) -> None:
+        self.seen: list[str] = []
+        self.current = self.first = _Stream()
+        self.broken = broken
+        self.side: Any = None
+
+    def stream_made(self, device: int) -> _Stream:
+        self.side = _Stream()
+        return self.side  # type: ignore[no-any-return]
+
+    @contextmanager
+    def stream(self, stream: _Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, *, stream: _Stream, capture_error_mode: str) -> Iterator[None]:
+        assert (stream, capture_error_mode) == (self.side, "thread_local")
+        self.current = stream
+        self.seen.append("begin")
+        try:
+            yield
+        finally:
+            self.seen.append("end")
+            if self.broken:  # as torch does then, it leaves the stream where it is
+                raise RuntimeError("capture invalid")
+        self.current = self.first
+
+    def patch(self, patched: pytest.MonkeyPatch) -> None:
+        graph = SimpleNamespace(replay=lambda: self.seen.append("replay"), reset=lambda: self.seen.append("reset"))
+        cuda = {
+            "CUDAGraph": lambda: graph,
+            "Stream": self.stream_made,
+            "stream": self.stream,
+            "graph": self.graph,
+            "current_device": lambda: 0,
+            "current_stream": lambda: self.current,
+            "set_stream": lambda stream: setattr(self, "current", stream),
+            "synchronize": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "max_memory_allocated": lambda: 99,
+            "empty_cache": lambda: self.seen.append("empty"),
+        }
+        for name, value in cuda.items():
+            patched.setattr(cp_graph.torch.cuda, name, value)
+        cp_graph._stream.cache_clear()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_is_of_the_stream_that_was_warmed_up_and_leaves_it(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = _Cuda(broken=broken)
+    cuda.patch(monkeypatch)
+    streams_seen: list[object] = []
+
+    def call() -> tuple[Tensor, ...]:
+        streams_seen.append(cuda.current)
+        if broken and "begin" in cuda.seen:
+            raise ValueError("a wait within")
+        return (torch.ones(2, requires_grad=True) * 2, torch.zeros(1))
+
+    if broken:
+        said = "^capture: ValueError: a wait within, then RuntimeError: capture invalid$"
+        with pytest.raises(NotReplayedError, match=said):
+            cp_graph.replays(call, "cpu", 2, Meeting(settle=lambda: None))
+        assert cuda.seen == ["begin", "end", "reset", "empty"]
+    else:  # what is replayed leaves what the check has filled the outputs with
+        with pytest.raises(
+            NotReplayedError, match=r"^first replay: ValueError: tensor 0 of 2 differs in 2 of 2 numbers by 1$"
+        ):
+            cp_graph.replays(call, "cpu", 2, Meeting(settle=lambda: None))
+        assert cuda.seen == ["begin", "end", "replay", "reset", "empty"]
+    assert streams_seen == [cuda.side] * (cp_graph.WARM_UPS + 1)
+    assert cuda.current is cuda.first
+    cp_graph._stream.cache_clear()
