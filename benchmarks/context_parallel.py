@@ -87,6 +87,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--skip", nargs="+", type=Path, default=[], metavar="FILE", help="check: not what is ok in these"
     )
+    parser.add_argument(
+        "--graphs", action="store_true", help="time: calls captured in CUDA graphs, so that the host does not count"
+    )
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--peers-first", action="store_true", help="time, cost: peers before ours")
     parser.add_argument("--out", type=Path, required=True)
@@ -107,6 +110,9 @@ def _contradictions(chosen: argparse.Namespace) -> list[str]:
         "--rank-layers: allowed: an integer of at least 1": chosen.rank_layers < 1,
         "--layers is of `time` alone": chosen.layers > 1 and chosen.command != "time",
         "--rank-layers is of `time` alone": chosen.rank_layers > 1 and chosen.command != "time",
+        "--graphs is of `time` alone": chosen.graphs and chosen.command != "time",
+        f"--graphs: allowed: with --device cuda, not {chosen.device}": chosen.graphs and chosen.device != "cuda",
+        "--graphs is of ours alone: without --peers": chosen.graphs and chosen.peers,
         "--peers-first needs --peers": chosen.peers_first and not chosen.peers,
         "--skip is of `check` alone": bool(chosen.skip) and chosen.command != "check",
         f"--out is {chosen.out}, which --skip reads: its rows would be lost": chosen.out.resolve()

@@ -17,7 +17,8 @@ import cp_peers
 import cp_warm
 import torch
 import torch.distributed as dist
-from cp_loop import steady
+from cp_graph import Meeting, NotReplayedError, heard_over_store, replays
+from cp_loop import Steady, steady
 from cp_parts import Clock, default_clock, own_parts, set_thread_clock
 from cp_workers import Budget
 from torch import Tensor
@@ -172,6 +173,8 @@ def _figures_of(
 def _figure(chosen: argparse.Namespace, it: Subject, one: Figure, many: Figure) -> Figure:
     """speedup: one device's time by that of all ranks; work: what ranks compute in all, by what one device does."""
     found: Figure = {**it.about, "K": chosen.width, "layers": chosen.layers, "one": one, "ranks": many}
+    if chosen.graphs:
+        found["graphs"] = True
     if chosen.rank_layers != chosen.layers:
         found["rank_layers"] = chosen.rank_layers
     if "ms" in one and "ms" in many:
@@ -255,7 +258,7 @@ def _one(chosen: argparse.Namespace, it: Subject) -> Figure:
             chosen,
             it,
             lambda: calls_of(it, draw(it.op, it.tokens, it.heads, chosen, 0), layers=chosen.layers),
-            lambda: None,
+            Meeting(),
             chosen.layers,
         )
     if dist.is_initialized():
@@ -273,7 +276,9 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
         context = cp_peers.context(offsets, dist.group.WORLD)
     inputs = draw(it.op, it.tokens // ranks, it.heads, chosen, rank)
     calls = calls_of(it, inputs, layers=chosen.rank_layers, cp_context=context)
-    found = _measured(chosen, it, lambda: calls, dist.barrier, chosen.rank_layers)
+    settle = getattr(context, "settle", torch.cuda.synchronize)
+    meeting = Meeting(together=dist.barrier, settle=settle, heard=heard_over_store)
+    found = _measured(chosen, it, lambda: calls, meeting, chosen.rank_layers)
     shares: list[Any] = [None] * ranks
     dist.all_gather_object(shares, found)
     if any("ms" not in share for share in shares):
@@ -290,29 +295,37 @@ def _many(chosen: argparse.Namespace, it: Subject, ranks: int) -> Figure:
 
 
 def _measured(
-    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], together: Call, deep: int
+    chosen: argparse.Namespace, it: Subject, make_calls: Callable[[], dict[str, Call]], meeting: Meeting, deep: int
 ) -> Figure:
     """ms of each call in a steady loop, a layer's share of it, and the host's part (see `steady`); peak memory, of all
-    layers."""
+    layers. With --graphs, of replays."""
     on_cuda = chosen.device == "cuda"
     try:
         calls = make_calls()
         calls["forward"]()
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
-        times = {}
+        times: dict[str, Steady] = {}
+        peak = 0
         for kind, call in calls.items():
             repeats, layers = loops_of(chosen, it, kind, deep)
-            times[kind] = steady(call, chosen.device, repeats, together, layers=layers)
+            if chosen.graphs:
+                found = replays(call, chosen.device, repeats, meeting, layers=layers)
+                times[kind], peak = found.times, max(peak, found.peak_bytes)
+            else:
+                times[kind] = steady(call, chosen.device, repeats, meeting.together, layers=layers)
+                peak = torch.cuda.max_memory_allocated() if on_cuda else 0
     except ContextParallelError:
         raise
+    except NotReplayedError as error:
+        return {"failed": f"in a CUDA graph, {error}"}
     except Exception as error:  # a peer may refuse a device or a version in any way
         return {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
-    found = {
+    return {
         "ms": {kind: round(each.ms, 4) for kind, each in times.items()},
         "host_ms": {kind: round(each.host_ms, 4) for kind, each in times.items()},
+        "peak_bytes": peak,
     }
-    return {**found, "peak_bytes": torch.cuda.max_memory_allocated() if on_cuda else 0}
 
 
 def _parts_and_bytes(

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -89,8 +88,7 @@ class Run:
         """The layout of some of the sequences; the chunks, and all scratch, stay those of all."""
         if sequences == self.sequences:
             return self.layout
-        rows = self.layout.sequences[sequences.start : sequences.stop]
-        return replace(self.layout, sequences=rows, sequence_count=len(sequences))
+        return self.layout.once(("window", sequences), lambda: _window(self.layout, sequences))
 
     @property
     def programs(self) -> int:
@@ -106,49 +104,36 @@ class Run:
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
-        device = self.layout.sequences.device
-        return _pieces(
-            self.layout,
-            self.batch,
-            self.starts,
-            self.segments,
-            self.programs,
-            self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions is not None else 0,
-            multiprocessors(device),
-            self.cp is not None and self.cp.shard.interior,
-            self.tiles.scan.roles,
-            sequences,
+        transitions = self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions else 0
+        summarised = self.cp is not None and self.cp.shard.interior
+        processors = multiprocessors(self.layout.sequences.device)
+        roles = self.tiles.scan.roles
+        return self.layout.once(
+            ("pieces", sequences, self.segments, self.programs, transitions, processors, summarised, roles),
+            lambda: self._pieces(sequences, transitions, processors, summarised),
         )
 
+    def _pieces(self, sequences: range, transition_programs: int, processors: int, summarised: bool) -> Pieces | None:
+        """All sequences of a layout decide on the segments of each, whichever are asked for."""
+        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
+        if self.segments is not None:
+            counts = split.equal_segments(chunks, self.segments)
+        else:
+            counts = split.segment_counts(
+                chunks,
+                programs=self.programs,
+                transition_programs=transition_programs,
+                multiprocessors=processors,
+                summarised=summarised,
+                roles=self.tiles.scan.roles,
+            )
+        some = counts[sequences.start : sequences.stop]
+        return None if max(some, default=1) == 1 else cut(self.layout, self.batch, self.starts, counts, sequences)
 
-@lru_cache(maxsize=64)
-def _pieces(
-    layout: ChunkLayout,
-    batch: int,
-    starts: tuple[int, ...],
-    asked: int | None,
-    programs: int,
-    transition_programs: int,
-    processors: int,
-    summarised: bool,
-    roles: bool,
-    sequences: range,
-) -> Pieces | None:
-    """All sequences of a layout decide on the segments of each, whichever are asked for."""
-    chunks = chunk_counts(batch, starts, layout.chunk)
-    if asked is not None:
-        counts = split.equal_segments(chunks, asked)
-    else:
-        counts = split.segment_counts(
-            chunks,
-            programs=programs,
-            transition_programs=transition_programs,
-            multiprocessors=processors,
-            summarised=summarised,
-            roles=roles,
-        )
-    some = counts[sequences.start : sequences.stop]
-    return None if max(some, default=1) == 1 else cut(layout, batch, starts, counts, sequences)
+
+def _window(layout: ChunkLayout, sequences: range) -> ChunkLayout:
+    rows = layout.sequences[sequences.start : sequences.stop]
+    return replace(layout, sequences=rows, sequence_count=len(sequences))
 
 
 class _Op:
@@ -302,9 +287,13 @@ class Forward(_Op):
             return
         programs = self.heads * max(1, self.prepared.key_width // 64)
         count = segment_count(before[sequence + 1] - before[sequence], programs)
-        table = segments(offsets, sequence, layout.chunk, count, str(layout.sequences.device))
-        parts = out.new_empty(len(table), self.heads, self.keys, self.keys)
-        within = replace(layout, sequences=table, sequence_count=len(table))
+
+        def cut() -> ChunkLayout:
+            table = segments(offsets, sequence, layout.chunk, count, str(layout.sequences.device))
+            return replace(layout, sequences=table, sequence_count=len(table))
+
+        within = layout.once(("segments", sequence, count), cut)
+        parts = out.new_empty(within.sequence_count, self.heads, self.keys, self.keys)
         run.kernels.transitions(self.prepared, within, run.tiles.scan, parts)
         out.copy_(compose(parts, product))
 

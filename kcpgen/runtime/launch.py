@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kcpgen.runtime.layout import ChunkLayout
+
+D = TypeVar("D")
+ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing through registers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,27 +160,46 @@ def _stages(chunk: int, keys: int, values: int, terms: int, size: int) -> int:
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Dense scratch [..., rows of a chunk, width] as one tall matrix, read and written in [rows, columns] tiles."""
-    return TensorDescriptor(scratch, *tall(scratch), [rows, columns])
-
-
-def tall(scratch: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Shape and strides of dense scratch as one matrix of the same width."""
     width = scratch.shape[-1]
-    return [scratch.numel() // width, width], [width, 1]
+    return with_base(_tall(scratch.dtype, scratch.numel() // width, width, rows, columns), scratch)
+
+
+@lru_cache(maxsize=512)
+def _tall(dtype: torch.dtype, height: int, width: int, rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(nowhere(dtype), [height, width], [width, 1], [rows, columns])
+
+
+def nowhere(dtype: torch.dtype) -> Any:
+    """In place of a tensor, for a descriptor that only `with_base` is to see."""
+    return SimpleNamespace(dtype=dtype, data_ptr=lambda: 0)
+
+
+def with_base(like: D, base: torch.Tensor) -> D:
+    """A descriptor of the same dtype, sizes and tiles. To check these takes Triton longer than all else about it, and a
+    call has dozens; what is left to check is where it lies."""
+    if base.data_ptr() % ALIGNMENT:
+        raise ValueError(f"scratch begins at {base.data_ptr()}; allowed: multiples of {ALIGNMENT}")
+    made = object.__new__(type(like))
+    made.__dict__.update(like.__dict__, base=base)
+    return made
 
 
 def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
     """Vectors of chunks, for `load_vectors`: an input [B, T, heads, K], or dense scratch [NT, HV, rows, columns]."""
     heads_first = by_head(vectors, in_place)
-    return TensorDescriptor(heads_first, list(heads_first.shape), list(heads_first.stride()), [1, 1, rows, columns])
+    return with_base(_by_head(vectors.dtype, heads_first.shape, heads_first.stride(), rows, columns), heads_first)
+
+
+@lru_cache(maxsize=512)
+def _by_head(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int
+) -> TensorDescriptor:
+    return TensorDescriptor(nowhere(dtype), list(shape), list(strides), [1, 1, rows, columns])
 
 
 def by_head(vectors: torch.Tensor, in_place: bool) -> torch.Tensor:
     """An input or scratch, its heads before its rows."""
     return vectors.transpose(1, 2) if in_place else vectors
-
-
-ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing through registers
 
 
 def readable_in_place(layout: ChunkLayout, columns: int, dtype: torch.dtype, *inputs: torch.Tensor) -> bool:

@@ -6,12 +6,17 @@ case.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
+
+from kcpgen.runtime.streams import capturing
+
+T = TypeVar("T")
 
 CHECKPOINT = 8  # chunks between the states that a forward keeps: 1/8 of all of them, in twice their precision
 
@@ -25,8 +30,7 @@ class ChunkLayout:
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
     runs: int32 [R, 3], the stretches of chunks that are replayed side by side: (first chunk, number of chunks, state
     that it begins with: a checkpoint's number, or -1 - the number of a sequence).
-    stretches: by stretches of its chunks, its one sequence in them; `kcpgen.runtime.stretches` fills it. They live as
-    long as the rest, which a captured CUDA graph may read.
+    made: what others derive of it, by what that depends on. It lives as long as the rest, which a CUDA graph may read.
     """
 
     chunk: int
@@ -37,7 +41,16 @@ class ChunkLayout:
     sequences: torch.Tensor
     runs: torch.Tensor
     run_count: int
-    stretches: dict[tuple[range, ...], tuple[ChunkLayout, ...]] = field(default_factory=dict, init=False, repr=False)
+    made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, made the first time that it is asked for. key: whose it is, and what it depends on."""
+        found: T = self.made[key] if key in self.made else self.made.setdefault(key, make())
+        return found
+
+
+# Layouts that CUDA graphs read, for as long as the process lives: a graph holds addresses alone.
+_of_graphs: set[ChunkLayout] = set()
 
 
 def chunk_layout(
@@ -48,7 +61,10 @@ def chunk_layout(
     Cached by value; device tensors are written once per distinct layout and must not be modified.
     """
     starts = (0, tokens) if cu_seqlens is None else cu_seqlens
-    return _chunk_layout(1 if cu_seqlens is not None else batch, starts, chunk, str(device))
+    found = _chunk_layout(1 if cu_seqlens is not None else batch, starts, chunk, str(device))
+    if capturing():
+        _of_graphs.add(found)
+    return found
 
 
 @lru_cache(maxsize=64)

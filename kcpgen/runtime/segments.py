@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -20,7 +19,6 @@ def segment_count(chunks: int, programs: int, multiprocessors: int = 132, shorte
     return max(1, min(chunks // shortest, multiprocessors // programs))
 
 
-@lru_cache(maxsize=64)
 def segments(offsets: tuple[int, ...], sequence: int, chunk: int, count: int, device: str) -> Tensor:
     """Rows of `ChunkLayout.sequences` for the parts of one sequence, each a whole number of chunks but the last."""
     begin, end = offsets[sequence], offsets[sequence + 1]

@@ -234,6 +234,8 @@ def _put(out: Tensor, cut: Pieces, of_whole: Tensor | None, of_pieces: Tensor | 
     """States by row of the tables to the caller's rows, those of chains from the segment at their end."""
     assert of_whole is not None
     assert of_pieces is not None
-    if len(of_whole):
-        out.index_copy_(0, cut.whole_sequences, of_whole)
+    if not len(of_whole):  # chains are in the order of the sequences
+        torch.index_select(of_pieces, 0, ends, out=out)
+        return
+    out.index_copy_(0, cut.whole_sequences, of_whole)
     out.index_copy_(0, cut.sequences, of_pieces[ends])

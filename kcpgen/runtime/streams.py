@@ -9,6 +9,11 @@ from functools import lru_cache
 import torch
 
 
+def capturing() -> bool:
+    """Whether what the current stream is given goes into a CUDA graph, and nothing of it is done now."""
+    return bool(torch.cuda.is_initialized()) and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 @lru_cache(maxsize=8)
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -55,13 +60,13 @@ def _stream_apart(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def apart(device: torch.device) -> Iterator[torch.cuda.Stream]:
-    """The body's kernels run on a stream of a CUDA device that nothing ever waits for, after what the current one was
-    given so far. Memory that they use and others may let go is to be recorded with it."""
+def apart(device: torch.device) -> Iterator[None]:
+    """The body's kernels run on a stream of a CUDA device that no other ever waits for, after what the current one was
+    given so far. Memory that they use is to be held until the host has found them done."""
     stream = _stream_apart(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        yield stream
+        yield
 
 
 @lru_cache(maxsize=64)

@@ -66,8 +66,6 @@ def _cut(total: int, shares: Sequence[int]) -> tuple[range, ...]:
 
 def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> tuple[ChunkLayout, ...]:
     """Of the one sequence of a layout, `tokens` long: the same chunks, a stretch of them as the sequence."""
-    if stretches in layout.stretches:
-        return layout.stretches[stretches]
     C = layout.chunk
 
     def of(chunks: range) -> ChunkLayout:
@@ -75,8 +73,7 @@ def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> t
         row = [0, begin, min(chunks.stop * C, tokens) - begin, chunks.start]
         return replace(layout, sequences=torch.tensor([row], dtype=torch.int32).to(layout.sequences.device))
 
-    made = layout.stretches[stretches] = tuple(map(of, stretches))
-    return made
+    return layout.once(("stretches", stretches), lambda: tuple(map(of, stretches)))
 
 
 class Forward(Protocol):

@@ -162,6 +162,13 @@ class Event:
         self.done = True
 
 
+KEY = (torch.device("cpu"), torch.float32, 2)
+
+
+def slot_of(values: torch.Tensor, done: bool) -> deferred.Slot:
+    return deferred.Slot(key=KEY, sent=values[0], received=values, copied=Event(done))  # type: ignore[arg-type]
+
+
 def test_headers_are_checked_once_they_have_arrived_each_owners_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     good = torch.zeros(2, HEADER)
     bad = good.clone()
@@ -169,14 +176,18 @@ def test_headers_are_checked_once_they_have_arrived_each_owners_in_their_order(m
     mine, other = object(), object()
 
     def headers(owner: object, done: bool, values: torch.Tensor) -> deferred._Unchecked:
-        return deferred._Unchecked(headers=values, copied=Event(done), rank=0, owner=owner)  # type: ignore[arg-type]
+        slot = slot_of(values, done)
+        return deferred._Unchecked(slot=slot, rank=0, owner=owner, held=())
 
     waiting = deque([headers(other, False, bad), headers(mine, True, good), headers(mine, False, bad)])
     monkeypatch.setattr(deferred, "_unchecked", waiting)
     deferred.check_deferred(wait=False)
     assert len(waiting) == 3  # the oldest is still on its way
+    free = len(deferred._free[KEY])
     deferred.check_deferred(wait=False, owner=mine)
     assert len(waiting) == 2
+    assert len(deferred._free[KEY]) == free + 1
+    assert deferred.slot_for(*KEY).received is good  # pinned once
     with pytest.raises(RankMismatchError, match="rank 1 came with another `call`"):
         deferred.check_deferred(wait=True, owner=mine)
     assert [found.owner for found in waiting] == [other]

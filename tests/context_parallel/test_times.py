@@ -188,6 +188,8 @@ def test_peers_go_first_where_asked_to(
         (("time", "--layers", "0"), "--layers: allowed: an integer of at least 1"),
         (("time", "--peers-first"), "--peers-first needs --peers"),
         (("time", "--skip", "x"), "--skip is of `check` alone"),
+        (("time", "--graphs"), "--graphs: allowed: with --device cuda, not cpu"),
+        (("cost", "--graphs"), "--graphs is of `time` alone"),
     ],
 )
 def test_options_that_say_nothing_are_refused(

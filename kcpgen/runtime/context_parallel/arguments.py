@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from kcpgen.runtime.checks import refusal
 from kcpgen.runtime.context_parallel.context import CPContext
@@ -11,30 +11,34 @@ from kcpgen.runtime.context_parallel.errors import ContextParallelError
 from kcpgen.runtime.functions import outside_graphs
 
 
-@contextmanager
-def meeting_others(op: str, cp: object) -> Iterator[None]:
+def meeting_others(op: str, cp: object) -> AbstractContextManager[None]:
     """One call of an op. Ranks whose contexts differ find that out here; an error in the body is reported to all."""
-    with told_to_others(op, cp, begins=True):
-        yield
+    return _Told(op, cp, begins=True)
 
 
-@contextmanager
-def told_to_others(op: str, cp: object, *, begins: bool = False) -> Iterator[None]:
+def told_to_others(op: str, cp: object) -> AbstractContextManager[None]:
     """An error in the body is reported to the ranks that will wait for this one. TypeError for a wrong context."""
-    if cp is not None and not isinstance(cp, CPContext):
-        raise TypeError(
-            refusal(op, "cp_context", f"of type {type(cp).__name__}", "what build_cp_context returns, or None")
-        )
-    if cp is not None and begins:
-        _begin(cp)
-    try:
-        yield
-    except ContextParallelError:  # known to the others, or theirs
-        raise
-    except Exception as error:
-        if cp is not None and cp.shard.crossing:
-            cp.transport.report(error, ahead=1)
-        raise
+    return _Told(op, cp, begins=False)
+
+
+class _Told(AbstractContextManager[None]):
+    def __init__(self, op: str, cp: object, *, begins: bool) -> None:
+        if cp is not None and not isinstance(cp, CPContext):
+            allowed = "what build_cp_context returns, or None"
+            raise TypeError(refusal(op, "cp_context", f"of type {type(cp).__name__}", allowed))
+        self._cp = cp
+        self._begins = begins
+
+    def __enter__(self) -> None:
+        if self._cp is not None and self._begins:
+            _begin(self._cp)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Not of errors that are known to the others, or theirs."""
+        if self._cp is None or not isinstance(error, Exception) or isinstance(error, ContextParallelError):
+            return
+        if self._cp.shard.crossing:
+            self._cp.transport.report(error, ahead=1)
 
 
 @outside_graphs

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kcpgen.runtime.context_parallel.deferred import check_deferred
 from kcpgen.runtime.context_parallel.merge import Method
 from kcpgen.runtime.context_parallel.payload import fingerprint, shown
 from kcpgen.runtime.context_parallel.shard import Shard, check_offsets, even_bounds, make_shard
@@ -88,6 +89,18 @@ class CPContext:
     def meet(self) -> None:
         """The first time, compare with the other ranks. Raises RankMismatchError; see `Transport.meet`."""
         self.transport.meet(self, self.about, self.timeout, alone=not self.shard.crossing)
+
+    def settle(self) -> None:
+        """Wait until the device has done what it was given, and check the exchanges that this rank has had so far.
+
+        After it, and until the next call, nothing of ours touches the device, in any thread: a CUDA graph can be
+        captured. Raises what went wrong in an earlier call, see docs/context_parallel.md.
+        """
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        if isinstance(self.transport, GroupTransport):
+            self.transport.settle(self.timeout)
+        check_deferred(wait=True)
 
     @property
     def is_first_rank(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from torch import Tensor
@@ -149,9 +150,12 @@ def backward(
                 lambda: _merge(op, cp, exchange.form, exchange.wait(), kept.transitions, backward=True)[None]
             )
             op.run(waiting, received, _rows(entering, waiting))
-        elif exchange is not None:
+        elif exchange is not None and not exchange.captured:
             exchange.leave()
-        return op.finish()
+        found = op.finish()
+        if exchange is not None:
+            exchange.leave()  # a graph waits for it, as late as can be
+        return found
 
 
 def _summarise_gradient(op: Backward, cp: CPContext, exchange: Exchange, leaving: Tensor | None) -> range:
@@ -176,14 +180,14 @@ def _exchange(op: Op, cp: CPContext, *, backward: bool) -> Exchange | None:
     """None where no sequence of the whole row lies on two ranks, which every rank knows."""
     if not cp.shard.crossing:
         return None
-    form = Format(
-        heads=op.heads,
-        keys=op.keys,
-        values=op.values,
-        kind=op.kind,
-        transitions=cp.shard.interiors and op.kind != "identity" and not backward,
-    )
+    transitions = cp.shard.interiors and op.kind != "identity" and not backward
+    form = _format(op.heads, op.keys, op.values, op.kind, transitions)
     return Exchange(op.name, cp, form, op.states(0), backward=backward, differentiable=op.differentiable)
+
+
+@lru_cache(maxsize=64)
+def _format(heads: int, keys: int, values: int, kind: Kind, transitions: bool) -> Format:
+    return Format(heads=heads, keys=keys, values=values, kind=kind, transitions=transitions)
 
 
 def _merge(

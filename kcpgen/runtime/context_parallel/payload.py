@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -35,27 +36,30 @@ class Format:
     kind: Kind
     transitions: bool
 
-    @property
+    @cached_property
     def transition_shape(self) -> tuple[int, ...]:
         shapes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}
         return (self.heads, *shapes[self.kind])
 
-    @property
+    @cached_property
     def state_shape(self) -> tuple[int, ...]:
         return (self.heads, self.keys, self.values)
 
-    @property
+    @cached_property
+    def _state_end(self) -> int:
+        return HEADER + math.prod(self.state_shape)
+
+    @cached_property
     def numbers(self) -> int:
-        return HEADER + math.prod(self.state_shape) + (math.prod(self.transition_shape) if self.transitions else 0)
+        return self._state_end + (math.prod(self.transition_shape) if self.transitions else 0)
 
     def states(self, x: Tensor) -> Tensor:
         """View [.., HV, K, V] of payloads [.., n]."""
-        stop = HEADER + math.prod(self.state_shape)
-        return x[..., HEADER:stop].view(*x.shape[:-1], *self.state_shape)
+        return x[..., HEADER : self._state_end].view(*x.shape[:-1], *self.state_shape)
 
     def transition(self, x: Tensor) -> Tensor:
         """View [.., HV, ...] of payloads [.., n]; only where the format has transitions."""
-        return x[..., HEADER + math.prod(self.state_shape) :].view(*x.shape[:-1], *self.transition_shape)
+        return x[..., self._state_end :].view(*x.shape[:-1], *self.transition_shape)
 
 
 def header(
@@ -120,6 +124,7 @@ def _by_rank(values: Sequence[int], field: str) -> str:
     return ", ".join(named) + (", ..." if len(values) > 8 else "")
 
 
-def write(numbers: list[float], target: Tensor) -> None:
-    """Copy to a device without waiting for it: from pinned memory, which torch keeps until the copy is done."""
-    target.copy_(torch.tensor(numbers, dtype=target.dtype, pin_memory=target.is_cuda), non_blocking=True)
+def write(numbers: list[float], target: Tensor, pinned: Tensor | None) -> None:
+    """By way of pinned memory, where there is any, to a device, without waiting for it."""
+    there = torch.tensor(numbers, dtype=target.dtype)
+    target.copy_(there if pinned is None else pinned.copy_(there), non_blocking=True)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 from torch.nn.functional import pad
 
+from kcpgen.runtime import streams
 from kcpgen.runtime.context_parallel.board import Board, differing
 from kcpgen.runtime.context_parallel.deferred import check_deferred
 from kcpgen.runtime.context_parallel.errors import (
@@ -122,6 +123,8 @@ class GroupTransport:
         if context in self._contexts:
             self._context = self._contexts[context]
             return
+        if streams.capturing():
+            raise RuntimeError(_first_outside("a call with a context that was never used"))
         self._newest += 1
         self._context = self._contexts[context] = self._newest
         self._waits = f"for all ranks to come to context {self._context}"
@@ -146,12 +149,13 @@ class GroupTransport:
         self.wait_until(there, timeout)
 
     def next_attempt(self) -> None:
-        self.attempt += 1
+        """What is captured in a CUDA graph does not count: it happens whenever that is replayed."""
+        self.attempt += not streams.capturing()
 
     def next_call(self) -> int:
         if self.broken is not None:
             raise self.broken
-        self.call += 1
+        self.call += not streams.capturing()
         return self.call
 
     def agree(self, sizes: Signature, about: Signature, timeout: float) -> None:
@@ -159,6 +163,8 @@ class GroupTransport:
         self._latest = {"exchange": self.call, **about, **sizes}
         if sizes in self._agreed:
             return
+        if streams.capturing():
+            raise RuntimeError(_first_outside("a call of sizes that no call had before"))
         topic = f"sizes/{self.call}"
         self._say(topic)
         self.wait_until(lambda: len(self._board.said(topic)) == self.size, timeout)
@@ -169,6 +175,8 @@ class GroupTransport:
         self._joined = self.call
         if payload.is_cuda and self._on_devices:
             return _OnStream(self, payload, timeout)
+        if streams.capturing():
+            raise RuntimeError("context parallelism: only NCCL can be captured in a CUDA graph; gloo is the host's")
         return _OnHost(self, payload, timeout)
 
     def report(self, error: BaseException, *, ahead: int) -> None:
@@ -263,6 +271,13 @@ class GroupTransport:
         """Nothing of this process outlives it in a thread of its own."""
         self._watch.end()
 
+    def settle(self, timeout: float) -> None:
+        """Once the devices have ended all exchanges: until none of them is watched any more."""
+        if not self._watch.quiet(timeout):
+            raise self.give_up("collectives on the device have not ended") if self.broken is None else self.broken
+        if self.broken is not None:
+            raise self.broken
+
     def watch(self, work: dist.Work, timeout: float) -> None:
         place, until = self._place, time.monotonic() + timeout
         self._watch.add(work, lambda: self._in_trouble(place, until))
@@ -282,6 +297,10 @@ class GroupTransport:
         with suppress(Exception):
             self.group.abort()
         return True
+
+
+def _first_outside(what: str) -> str:
+    return f"context parallelism: {what} cannot be captured in a CUDA graph; allowed: the same call once before it"
 
 
 def _missed(notice: Mapping[str, Any], place: Place) -> bool:
@@ -305,7 +324,7 @@ class _OnStream:
     def __init__(self, transport: GroupTransport, payload: Tensor, timeout: float) -> None:
         self._gathered = payload.new_empty(transport.size, payload.numel())
         self._work = _gather(self._gathered, payload, transport.group)
-        if not torch.cuda.is_current_stream_capturing():
+        if not streams.capturing():
             transport.watch(self._work, timeout)
 
     def wait(self) -> Tensor:
@@ -386,6 +405,13 @@ class Watch:
         thread = self._thread
         if thread is not None:
             thread.join(ANSWER_WITHIN)
+
+    def quiet(self, timeout: float) -> bool:
+        """Whether there is nothing to look at within so many seconds."""
+        until = time.monotonic() + timeout
+        while self._thread is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        return self._thread is None
 
     def add(self, work: dist.Work, in_trouble: Callable[[], bool]) -> None:
         with self._lock:
