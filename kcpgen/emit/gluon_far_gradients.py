@@ -10,10 +10,21 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from kcpgen.derivation.chunk_form import Equation, Factor
+from kcpgen.emit.gluon_chunks import (
+    STATES,
+    adds_only,
+    awaited,
+    copy_input,
+    nbytes,
+    output_gradient,
+    products,
+    products_with,
+    state_tile,
+    value_tile,
+)
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.tidy import live
-from kcpgen.emit.triton_blocks import math, variable
+from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_key_axis import EQUATIONS
 from kcpgen.emit.triton_operands import (
@@ -35,16 +46,12 @@ from kcpgen.emit.triton_prologue import (
     log_decay,
     used_arguments,
 )
-from kcpgen.emit.triton_score_gradients import tensor_of
 from kcpgen.plan import KernelPlan
-
-STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
-ROW_BYTES = "2 * C * VP"  # of the latter
 
 
 def in_flight(plan: KernelPlan) -> bool:
-    """Whether there is such a kernel of an op: a product can be added to a sum, not subtracted from it."""
-    return bool(plan.decay_axis) and all(term.sign > 0 for e in _sums(plan) for term in e.terms)
+    """Whether there is such a kernel of an op."""
+    return bool(plan.decay_axis) and adds_only(plan)
 
 
 def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
@@ -75,12 +82,10 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         used=used_arguments(plan, body),
         sources=[f"{i.name}_source" for i in inputs],
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
-        source_copies=[_copy_source(i.name, "group" if i.heads == "H" else "head") for i in inputs],
-        source_bytes=" + ".join(f"{i.name}_source.block_type.nbytes" for i in inputs),
+        source_copies=[copy_input(i, 0) for i in inputs],
+        source_bytes=nbytes((), [f"{i.name}_source" for i in inputs]),
         tiles_of_states=tiles,
-        state_bytes=[
-            " + ".join(f"{tile['name']}.block_type.nbytes" for tile in tiles if tile["side"] == side) for side in (1, 2)
-        ],
+        state_bytes=[nbytes([tile for tile in tiles if tile["side"] == side]) for side in (1, 2)],
         scalars=scalars,
         score_pointers=pointers,
         pointers=[*pointers, *(f"{name}_ptr" for name in sums)],
@@ -154,40 +159,13 @@ def _before(plan: KernelPlan, row: str) -> str:
     return "_before" if is_exclusive(plan, row) else ""
 
 
-def _copy_source(name: str, owner: str) -> str:
-    return _copy(f"{name}_source", f"batch.to(gl.int32), {owner}, first.to(gl.int32), key_start", 0, f"{name}_tile")
-
-
-def _copy(source: str, place: str, side: int, tile: str) -> str:
-    return f"tma.async_copy_global_to_shared({source}, [{place}], arrived.index({side}), {tile})"
-
-
 def _tiles(plan: KernelPlan) -> Iterator[dict[str, Value]]:
     """The states around a chunk, and what they are multiplied with: first what the entering one needs."""
     solved = [f"dU_{e}{part}" for part in ("", "_rest") for e in plan.erasing if not part or plan.erases_apart]
-    yield _tile("S", "states.entering", 1)
-    yield {
-        "name": "dO",
-        "shape": "[1, 1, C, VP]",
-        "side": 1,
-        "fetch": _copy("dO", "batch.to(gl.int32), head, first.to(gl.int32), 0", 1, "dO_tile"),
-        "descriptor": "vector_descriptor(do, True, C, VP)",
-    }
-    yield from (_tile(name, tensor_of(plan, name), 1) for name in solved)
-    yield _tile("dS_next", "states.leaving", 2)
-    yield from (_tile(f"U_{j}", tensor_of(plan, f"U_{j}"), 2) for j in plan.terms)
-
-
-def _tile(name: str, tensor: str, side: int) -> dict[str, Value]:
-    rows, columns = ("VP", "BK") if name in STATES else ("C", "VP")
-    column = "key_start" if name in STATES else "0"
-    return {
-        "name": name,
-        "shape": f"[{rows}, {columns}]",
-        "side": side,
-        "fetch": _copy(name, f"at * {rows}, {column}", side, f"{name}_tile"),
-        "descriptor": f"tile_descriptor({tensor}, {rows}, {columns})",
-    }
+    entering = [state_tile("S", "states.entering", 1), output_gradient(1), *(value_tile(plan, n, 1) for n in solved)]
+    leaving = [state_tile("dS_next", "states.leaving", 2), *(value_tile(plan, f"U_{j}", 2) for j in plan.terms)]
+    yield from ({**tile, "side": 1} for tile in entering)
+    yield from ({**tile, "side": 2} for tile in leaving)
 
 
 def _score_tiles(plan: KernelPlan) -> Iterator[str]:
@@ -206,19 +184,6 @@ def _place_scores(plan: KernelPlan) -> Iterator[str]:
             yield f"{name}_rest_tile.store(({name} - {name}.to(low).to(tl.float32)).to(low))"
 
 
-def _products(name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A sum of products, begun."""
-    begin, into = "fresh_product", "nothing"
-    for first, second in pairs:
-        yield f"{name} = {begin}({first}, {second}, {into})"
-        begin, into = "product", name
-
-
-def _awaited(names: Sequence[str]) -> str:
-    listed = ", ".join(names)
-    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
-
-
 def _pairs(plan: KernelPlan) -> Iterator[str]:
     """Rows take from columns, then columns from rows; what rounding an operand lost is known by the difference."""
     rows, columns, whole = row_names(plan), column_names(plan), whole_scores(plan)
@@ -229,75 +194,42 @@ def _pairs(plan: KernelPlan) -> Iterator[str]:
     begun = []
     for r in rows:
         scores = [(f"{c}_left", score_gradient(r, j)) for j, c in enumerate(columns)]
-        yield from _products(f"{r}_share", [(c, f"{score}_tile.permute([1, 0])") for c, score in scores])
+        yield from products(f"{r}_share", [(c, f"{score}_tile.permute([1, 0])") for c, score in scores])
         begun.append(f"{r}_share")
         if rests := [(c, f"{score}_rest_tile.permute([1, 0])") for c, score in scores if score in whole]:
-            yield from _products(f"{r}_unseen", rests)
+            yield from products(f"{r}_unseen", rests)
             begun.append(f"{r}_unseen")
     yield from (f"{r}_low = ({of_row[r]}).to(low)" for r in rows)
-    yield _awaited(begun)
+    yield awaited(begun)
     for j, c in enumerate(columns):
         scores = [(f"gl.convert_layout({r}_low, left)", f"{score_gradient(r, j)}_tile") for r in rows]
-        yield from _products(f"{c}_share", scores)
+        yield from products(f"{c}_share", scores)
     for r in rows:
         yield f"mismatch += ({of_row[r]} - {r}_low.to(gl.float32)) * {r}_share"
         if f"{r}_unseen" in begun:
             yield f"mismatch += {of_row[r]} * {r}_unseen  # by columns"
             yield f"{r}_share += {r}_unseen"
         yield f"d_{r} += from_border{_before(plan, r)} * {r}_share"
-    yield _awaited([f"{c}_share" for c in columns])
+    yield awaited([f"{c}_share" for c in columns])
     for c in columns:
         yield f"mismatch -= ({c} * to_border - {c}_low.to(gl.float32)) * {c}_share"
         yield f"d_{c} += to_border * {c}_share"
 
 
-def _sums(plan: KernelPlan) -> list[Equation]:
-    return [e for e in plan.form.gradients if e.target.name in EQUATIONS[:3]]
-
-
-def _with_state(plan: KernelPlan, state: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Sums over the value axis by that state, (A S^T)^T = S A^T."""
-    found = []
-    for e in _sums(plan):
-        pairs = []
-        for term in e.terms:
-            first, second = term.factors
-            if second.name == state:
-                pairs += [(_operand(second), value) for value in _values(plan, first)]
-        if pairs:
-            found.append((variable(e.target), pairs))
-    return found
-
-
-def _operand(state: Factor) -> str:
-    return f"{state.name}_tile" + (".permute([1, 0])" if state.transposed else "")
-
-
-def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
-    """What a state is multiplied with, [values, tokens]; dR lies in the place of dU, in two parts where it has them."""
-    if factor.name == "dO":
-        yield "dO_tile.reshape([C, VP]).permute([1, 0])"
-        return
-    name = variable(factor).replace("dR_", "dU_")
-    yield f"{name}_tile.permute([1, 0])"
-    if factor.name == "dR" and plan.erases_apart:
-        yield f"{name}_rest_tile.permute([1, 0])"
-
-
 def _entering(plan: KernelPlan) -> Iterator[str]:
     rows = {"dq_in": "read", **{f"da_in_{i}": f"erase_{i}" for i in plan.erasing}}
-    sums = _with_state(plan, "S")
-    yield from chain.from_iterable(_products(name, pairs) for name, pairs in sums)
-    yield _awaited([name for name, _ in sums])
+    sums = products_with(plan, "S", turned=True)
+    yield from chain.from_iterable(products(name, pairs) for name, pairs in sums)
+    yield awaited([name for name, _ in sums])
     for name, _ in sums:
         code = "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name  # dO goes on behind the last token
         yield f"d_{rows[name]} += from_start{_before(plan, rows[name])} * {code}"
 
 
 def _leaving(plan: KernelPlan) -> Iterator[str]:
-    sums = _with_state(plan, "dS_next")
-    yield from chain.from_iterable(_products(name, pairs) for name, pairs in sums)
-    yield _awaited([name for name, _ in sums])
+    sums = products_with(plan, "dS_next", turned=True)
+    yield from chain.from_iterable(products(name, pairs) for name, pairs in sums)
+    yield awaited([name for name, _ in sums])
     for j in plan.terms:
         yield f"dw_out_{j} = to_end * dw_out_{j}"
         yield f"d_write_{j} += dw_out_{j}"
@@ -311,4 +243,4 @@ def _ending(plan: KernelPlan) -> Iterator[str]:
 def _host_bytes(plan: KernelPlan, rows: int, scores: int) -> str:
     """Bytes of shared memory of one program."""
     inputs = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
-    return f"C * BK * ({inputs}) + 4 * VP * BK + {rows} * {ROW_BYTES} + {2 * (scores + 1)} * C * C + 32 * C"
+    return f"C * BK * ({inputs}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * (scores + 1)} * C * C + 32 * C"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
+from kcpgen.emit.gluon_gradients import emit_gradients_hopper, in_flight
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
@@ -34,6 +35,7 @@ from kcpgen.emit.triton_operands import (
     row_names,
     scalar_inputs,
     score_gradient,
+    score_gradients,
 )
 from kcpgen.emit.triton_prologue import decay_sums, decayed, in_rows, used_arguments
 from kcpgen.emit.triton_score_gradients import lines_of, start_sums, summed_over_values
@@ -42,7 +44,8 @@ from kcpgen.plan import KernelPlan
 from kcpgen.spec import Param, TokenInput
 
 
-def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
+def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
+    """File name -> source: the portable kernel, and the one for Hopper where an op has it."""
     sweeps = make_sweeps(plan)
     body: dict[str, list[str]] = {
         "early": _early(plan),
@@ -61,9 +64,16 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     whole = [*chain.from_iterable(body.values()), *lines_in(later)]
     filled: list[TokenInput | Param] = [*scalar_inputs(plan), *key_inputs(plan), *key_params(plan)]
     more = [name for name in ("to_end", "sums", "d_sums") if f"{name}_ptr" in " ".join(whole)]
-    return render(
+    host = launcher(plan, shared, sweeps)
+    gradients = [f"d_{d.name}" for d in filled]
+    hopper = {}
+    if in_flight(plan):
+        hopper = {"gradients_hopper.py": emit_gradients_hopper(plan, host, body, later, gradients, more)}
+    portable = render(
         "gradients.py.jinja",
-        **launcher(plan, shared, sweeps),
+        **host,
+        in_flight=int(in_flight(plan)),
+        passed_on=[*score_gradients(plan), *gradients],
         **body,
         used=used_arguments(plan, whole),
         sweeps=later,
@@ -74,9 +84,10 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         launch_operands=in_rows(
             [*chunk_tensors(plan), *(name if name == "d_sums" else f"prepared.{name}" for name in more)]
         ),
-        gradient_pointers=in_rows(f"d_{d.name}_ptr" for d in filled),
-        gradient_tensors=in_rows(f"d_{d.name}" for d in filled),
+        gradient_pointers=in_rows(f"{name}_ptr" for name in gradients),
+        gradient_tensors=in_rows(gradients),
     )
+    return {"gradients.py": portable, **hopper}
 
 
 def _early(plan: KernelPlan) -> list[str]:

@@ -47,7 +47,7 @@ def _serial_in_roles(plan: KernelPlan) -> dict[str, str]:
 def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
     """The backward's kernels on the key axis: a decay per channel keeps near pairs of tokens apart from far ones."""
     if not plan.decay_axis:
-        return {"gradients.py": emit_gradients(plan, shared)}
+        return emit_gradients(plan, shared)
     return {
         "far_gradients.py": emit_far_gradients(plan, shared),
         **({"far_gradients_hopper.py": emit_far_gradients_hopper(plan, shared)} if in_flight(plan) else {}),

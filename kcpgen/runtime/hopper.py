@@ -67,12 +67,14 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
 
 
-def copied_by_chunks(prepared: Any, layout: ChunkLayout, shared: int, do: torch.Tensor, *inputs: torch.Tensor) -> bool:
+def copied_by_chunks(
+    prepared: Any, layout: ChunkLayout, chunk: int, shared: int, do: torch.Tensor, *inputs: torch.Tensor
+) -> bool:
     """Whether a chunk-parallel kernel can copy all that a chunk needs, inputs [B, T, heads, K] in place, by tiles.
 
-    shared: bytes of shared memory that these take.
+    chunk: tokens of the chunks that it is written for. shared: bytes of shared memory that these take.
     """
-    if layout.chunk != 32 or layout.chunk_count == 0 or prepared.key_width not in (64, 128):
+    if layout.chunk != chunk or layout.chunk_count == 0 or prepared.key_width not in (64, 128):
         return False
     if prepared.A_0.dtype is not torch.bfloat16 or shared > LIMIT:
         return False

@@ -4,6 +4,7 @@ Gluon is Triton with layouts, copies and waits written out. Imported by kernels 
 experimental.
 """
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
@@ -39,6 +40,21 @@ def product(left, right, into):
 def fresh_product(left, right, into):
     """Likewise, in the place of what `into` holds."""
     return warpgroup_mma(left, right, into, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def running_sum(x, reverse: gl.constexpr = False):
+    """The sum of a vector up to each place, or from it on. Triton has none for the layout of a product's rows."""
+    line: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    summed = tl.cumsum(gl.convert_layout(x, line), axis=0, reverse=reverse)
+    return gl.convert_layout(summed, x.type.layout)
+
+
+@gluon.jit
+def by_rows(tile, inside):
+    """fp32 [tokens, keys] of a tile [1, 1, tokens, keys] of vectors, laid out as `inside` is; zero outside of that."""
+    whole = tile.reshape([tile.shape[2], tile.shape[3]])
+    return gl.where(inside, whole.load(inside.type.layout).to(gl.float32), 0.0)
 
 
 @gluon.jit

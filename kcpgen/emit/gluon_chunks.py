@@ -1,0 +1,118 @@
+"""What chunk-parallel kernels for Hopper are made of: tiles that are copied at once, and products begun in groups.
+
+Products of a group do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kcpgen.derivation.chunk_form import Equation, Factor
+from kcpgen.emit.render import Value
+from kcpgen.emit.triton_blocks import variable
+from kcpgen.emit.triton_key_axis import EQUATIONS
+from kcpgen.emit.triton_score_gradients import tensor_of
+from kcpgen.plan import KernelPlan
+from kcpgen.spec import TokenInput
+
+STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
+
+
+def state_sums(plan: KernelPlan) -> list[Equation]:
+    """Sums over the value axis, of a state and what meets it."""
+    return [e for e in plan.form.gradients if e.target.name in EQUATIONS[:3]]
+
+
+def adds_only(plan: KernelPlan) -> bool:
+    """A product can be added to a sum, not subtracted from it."""
+    return all(term.sign > 0 for e in state_sums(plan) for term in e.terms)
+
+
+def copy(source: str, place: str, barrier: int, tile: str) -> str:
+    return f"tma.async_copy_global_to_shared({source}, [{place}], arrived.index({barrier}), {tile})"
+
+
+def copy_input(i: TokenInput, barrier: int) -> str:
+    owner = "group" if i.heads == "H" else "head"
+    place = f"batch.to(gl.int32), {owner}, first.to(gl.int32), key_start"
+    return copy(f"{i.name}_source", place, barrier, f"{i.name}_tile")
+
+
+def output_gradient(barrier: int) -> dict[str, Value]:
+    return {
+        "name": "dO",
+        "shape": "[1, 1, C, VP]",
+        "fetch": copy("dO", "batch.to(gl.int32), head, first.to(gl.int32), 0", barrier, "dO_tile"),
+        "descriptor": "vector_descriptor(do, True, C, VP)",
+    }
+
+
+def state_tile(name: str, tensor: str, barrier: int) -> dict[str, Value]:
+    return _tile(name, tensor, barrier, "at", "VP", "BK", "key_start")
+
+
+def value_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
+    return _tile(name, tensor_of(plan, name), barrier, "at", "C", "VP", "0")
+
+
+def score_tile(name: str, barrier: int) -> dict[str, Value]:
+    return _tile(name, name, barrier, "here", "C", "C", "0")
+
+
+def _tile(name: str, tensor: str, barrier: int, owner: str, rows: str, columns: str, column: str) -> dict[str, Value]:
+    return {
+        "name": name,
+        "shape": f"[{rows}, {columns}]",
+        "fetch": copy(name, f"{owner} * {rows}, {column}", barrier, f"{name}_tile"),
+        "descriptor": f"tile_descriptor({tensor}, {rows}, {columns})",
+    }
+
+
+def nbytes(tiles: Sequence[dict[str, Value]], more: Sequence[str] = ()) -> str:
+    """Of what is copied, for a barrier."""
+    names = [*more, *(str(tile["name"]) for tile in tiles)]
+    return " + ".join(f"{name}.block_type.nbytes" for name in names)
+
+
+def products(name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A sum of products, begun."""
+    begin, into = "fresh_product", "nothing"
+    for first, second in pairs:
+        yield f"{name} = {begin}({first}, {second}, {into})"
+        begin, into = "product", name
+
+
+def awaited(names: Sequence[str]) -> str:
+    listed = ", ".join(names)
+    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
+
+
+def products_with(plan: KernelPlan, state: str, *, turned: bool) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Sums over the value axis by that state, A S^T, or (A S^T)^T = S A^T where results are held turned."""
+    found = []
+    for e in state_sums(plan):
+        pairs = []
+        for term in e.terms:
+            first, second = term.factors
+            if second.name == state:
+                for value in _values(plan, first):
+                    held = f"{second.name}_tile"
+                    if turned:
+                        of_state = held + (".permute([1, 0])" if second.transposed else "")
+                        pairs.append((of_state, f"{value}.permute([1, 0])"))
+                    else:
+                        pairs.append((value, held + ("" if second.transposed else ".permute([1, 0])")))
+        if pairs:
+            found.append((variable(e.target), pairs))
+    return found
+
+
+def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
+    """What a state is multiplied with, [tokens, values]; dR lies in the place of dU, in two parts where it has them."""
+    if factor.name == "dO":
+        yield "dO_tile.reshape([C, VP])"
+        return
+    name = variable(factor).replace("dR_", "dU_")
+    yield f"{name}_tile"
+    if factor.name == "dR" and plan.erases_apart:
+        yield f"{name}_rest_tile"

@@ -1,0 +1,176 @@
+"""`gradients_hopper.py`: what `triton_gradients` emits, in Gluon, where operands are copied before they are needed.
+
+Tokens are 64, as many rows as the tensor cores multiply: tiles lie as in the portable kernel, whose lines stand here
+but for loads of vectors and products.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from kcpgen.emit.gluon_chunks import (
+    adds_only,
+    awaited,
+    copy_input,
+    nbytes,
+    output_gradient,
+    products,
+    products_with,
+    score_tile,
+    state_tile,
+    value_tile,
+)
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_key_axis import lines_in, strings
+from kcpgen.emit.triton_operands import column_names, form_operands, row_names, score_gradient, score_gradients
+from kcpgen.emit.triton_prologue import apply_rewrites, in_rows, load_params, local, used_arguments
+from kcpgen.plan import KernelPlan
+
+ZEROS = {
+    "tl.zeros((C, BK), tl.float32)": "nothing",
+    "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, tokens)",
+    "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, channels)",
+    "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
+}
+
+
+def in_flight(plan: KernelPlan) -> bool:
+    """Whether there is such a kernel of an op: with chunks of 64, and where gradients of erases pass in one part."""
+    apart = plan.exclusive or plan.erases_apart
+    return not plan.decay_axis and len(plan.terms) == 1 and not apart and adds_only(plan)
+
+
+def emit_gradients_hopper(
+    plan: KernelPlan,
+    launcher: Mapping[str, Value],
+    body: Mapping[str, list[str]],
+    later: list[dict[str, Value]],
+    gradients: list[str],
+    more: list[str],
+) -> str:
+    """launcher, body, later: as of the portable kernel. gradients: that are filled; more: scratch that lines name."""
+    inputs, vectors = plan.inputs_on("K"), [*row_names(plan), *column_names(plan)]
+    sums = [*products_with(plan, "S", turned=False), *products_with(plan, "dS_next", turned=False)]
+    states = [state_tile("S", "states.entering", 1), state_tile("dS_next", "states.leaving", 1)]
+    values = [f"U_{j}" for j in plan.terms] + [f"dU_{e}" for e in plan.erasing]
+    whole = [output_gradient(0), *(value_tile(plan, name, 0) for name in values)]
+    whole += [score_tile(name, 0) for name in score_gradients(plan)]
+    lines = {
+        "early": _laid_out(line for line in body["early"] if not _of_scores(plan, line)),
+        "key_inputs": _laid_out(_key_inputs(plan)),
+        "borders": _laid_out(body["borders"]),
+        "key_gradients": _laid_out(body["key_gradients"]),
+        "scalars": _laid_out(body["scalars"]),
+        "stores": _laid_out(body["stores"]),
+    }
+    named = [*chain.from_iterable(lines.values()), *lines_in(later)]
+    block_copies = [*(copy_input(i, 1) for i in inputs), *(str(tile["fetch"]) for tile in states)]
+    sources = [f"{i.name}_source" for i in inputs]
+    return render(
+        "gradients_hopper.py.jinja",
+        title=launcher["title"],
+        arguments=launcher["arguments"],
+        keywords=launcher["keywords"],
+        sizes=launcher["sizes"],
+        value_input=launcher["value_input"],
+        equations=_equations(plan),
+        device_functions=device_functions(named),
+        used=used_arguments(plan, named),
+        sources=sources,
+        source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
+        tiles=[*states, *whole],
+        operand_tiles=[[name, ("S", "dS_next")[n % 2], str(n // 2)] for n, name in enumerate(vectors)],
+        block_bytes=nbytes(states, sources),
+        block_copies=block_copies,
+        chunk_bytes=nbytes(whole),
+        chunk_copies=[str(tile["fetch"]) for tile in whole],
+        states=[line for name, pairs in sums for line in products(name, pairs)],
+        awaited=awaited([name for name, _ in sums]),
+        helpers=[
+            "barriers",
+            "by_rows",
+            "fresh_product",
+            "product",
+            *(["running_sum"] if plan.decay_axis is not None else []),
+        ],
+        decays=int(plan.decay_axis is not None),
+        placed=list(_placed(vectors)),
+        pairs=list(_pairs(plan)),
+        sweeps=[
+            {**sweep, "loop": _laid_out(strings(sweep["loop"])), "scalars": _laid_out(strings(sweep["scalars"]))}
+            for sweep in later
+        ],
+        pointers=in_rows(f"{name}_ptr" for name in [*more, *gradients]),
+        tensors=in_rows([*(f"prepared.{name}" for name in more), *gradients]),
+        filled=[f"{name}: torch.Tensor" for name in score_gradients(plan)]
+        + [f"{name}: torch.Tensor | None" for name in gradients],
+        key_inputs_names=[i.name for i in inputs],
+        host_bytes=_host_bytes(plan, len(values) + 1),
+        **lines,
+    )
+
+
+def _equations(plan: KernelPlan) -> list[str]:
+    from kcpgen.emit.triton_blocks import math
+    from kcpgen.emit.triton_key_axis import EQUATIONS
+
+    return [math(e) for e in plan.form.gradients if e.target.name in EQUATIONS]
+
+
+def _of_scores(plan: KernelPlan, line: str) -> bool:
+    return any(line.startswith(f"{name}_") for name in score_gradients(plan))
+
+
+def _laid_out(lines: Iterable[str]) -> list[str]:
+    """Zeros have a layout here, and numbers of tokens are laid out anew to be summed up from one to the next."""
+    found = []
+    for line in lines:
+        for zeros, laid_out in ZEROS.items():
+            line = line.replace(zeros, laid_out)
+        found.append(re.sub(r"tl\.cumsum\((\w+), axis=0", r"running_sum(\1", line))
+    return found
+
+
+def _key_inputs(plan: KernelPlan) -> Iterator[str]:
+    """The key axis's own inputs and parameters, with the options applied, and the operands of pairs."""
+    inputs = plan.inputs_on("K")
+    yield from (f"{local(plan, i.name)} = by_rows({i.name}_tile, inside)" for i in inputs)
+    yield from load_params(plan, [p for p in plan.spec.params if p.axis == "K"])
+    yield from apply_rewrites(plan, [i.name for i in inputs], backward=True)
+    yield from form_operands(plan)
+
+
+def _placed(vectors: Iterable[str]) -> Iterator[str]:
+    yield from (f"{name}_tile.store({name}.to(LOW))" for name in vectors)
+
+
+def _pairs(plan: KernelPlan) -> Iterator[str]:
+    """Rows take from columns, then columns from rows."""
+    rows, columns = row_names(plan), column_names(plan)
+    for r in rows:
+        yield from products(
+            f"{r}_share", [(f"{score_gradient(r, j)}_tile", f"{c}_tile") for j, c in enumerate(columns)]
+        )
+    yield from _shared(plan, rows, "+")
+    for j, c in enumerate(columns):
+        of_rows = [(f"{score_gradient(r, j)}_tile.permute([1, 0])", f"{r}_tile") for r in rows]
+        yield from products(f"{c}_share", of_rows)
+    yield from _shared(plan, columns, "-")
+
+
+def _shared(plan: KernelPlan, names: list[str], sign: str) -> Iterator[str]:
+    """What a pair adds to dG at the later token it takes back at the earlier one."""
+    yield awaited([f"{name}_share" for name in names])
+    for name in names:
+        yield f"d_{name} += {name}_share"
+        if plan.decay_axis is not None:
+            yield f"dG {sign}= tl.sum({name}_tile.load(of_keys).to(gl.float32) * {name}_share, axis=1)"
+
+
+def _host_bytes(plan: KernelPlan, rows: int) -> str:
+    """Bytes of shared memory of one program."""
+    inputs = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
+    return f"C * BK * ({inputs}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * len(score_gradients(plan))} * C * C"
