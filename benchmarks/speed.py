@@ -75,7 +75,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="cut sequences of ours into N segments, 1: never; default: a model",
     )
-    add("--portable", action="store_true", help="ours with portable serial kernels where others are for this GPU")
+    add("--portable", action="store_true", help="ours with portable kernels where others are for this GPU")
     add("--no-peers", action="store_true", help="measure ours alone")
     add("--peers", type=_names, default=(), metavar="PEER,PEER", help="default: all that are installed")
     add("--warm-jobs", type=int, default=0, metavar="N", help="first compile in N processes that share Triton's cache")

@@ -31,7 +31,7 @@ class Reference:
 
 @contextmanager
 def tiles(overrides: Overrides) -> Iterator[None]:
-    """Whole sequences and portable serial kernels, with the chosen tiles but for `overrides`, whatever the table has.
+    """Whole sequences and portable kernels, with the chosen tiles but for `overrides`, whatever the table has.
 
     Those in roles choose for themselves how many chunks are in flight.
     """

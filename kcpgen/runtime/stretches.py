@@ -32,6 +32,7 @@ from kcpgen.runtime.streams import SerialStream
 SHARES = ((5, 3, 2), (3, 2))
 SHORTEST = 48  # chunks: a serial kernel's launch, and the filling of its pipeline, are to go unnoticed
 WAVES = 28  # programs of a chunk-parallel kernel for each multiprocessor: fewer cost more than what is hidden
+PORTION = 3 / 8  # of a sequence: the most that one launch of gradients is for
 STEP = 16  # chunks: cuts are multiples of it, so that kernels are compiled once for all stretches
 
 
@@ -153,10 +154,14 @@ class Behind:
                 self._done.append(self._serial.now())
 
     def once_reversed(self) -> Iterator[range]:
-        """The stretches, each as soon as what the current stream is given next will find it done."""
+        """The stretches, each as soon as what the current stream is given next will find it done; long ones in two
+        portions, since what their gradients need meanwhile is the most of any."""
+        total = self._stretches[-1].stop
         for chunks, event in zip(reversed(self._stretches), self._done, strict=True):
             self._serial.wait_for(event)
-            yield chunks
+            middle = (chunks.start + chunks.stop) // (2 * STEP) * STEP
+            long = len(chunks) > PORTION * total and middle > chunks.start
+            yield from (range(middle, chunks.stop), range(chunks.start, middle)) if long else (chunks,)
 
 
 def _begin(state: Tensor, given: Tensor | Awaited | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from kcpgen.runtime.stretches import SHORTEST, STEP, halves, side_by_side
+from kcpgen.runtime.layout import chunk_layout
+from kcpgen.runtime.stretches import SHORTEST, STEP, Behind, halves, layouts, side_by_side
 
 H200 = 132  # multiprocessors
 
@@ -42,3 +44,11 @@ def test_nothing_runs_side_by_side_where_there_are_no_multiprocessors() -> None:
 def test_halves_of_what_is_large(chunks: int, heads: int, cut: int) -> None:
     assert halves(chunks, heads, H200) == ((range(cut), range(cut, chunks)) if cut else (range(chunks),))
     assert len(halves(chunks, heads, 0)) == 1 + (chunks >= 2 * STEP)
+
+
+def test_gradients_take_long_stretches_in_two_portions() -> None:
+    layout = chunk_layout(1, 8192, None, 32, torch.device("cpu"))
+    cuts = (range(128), range(128, 208), range(208, 256))
+    behind = Behind(cuts, layouts(layout, 8192, cuts))
+    behind._done = [None] * 3
+    assert list(behind.once_reversed()) == [range(208, 256), range(128, 208), range(64, 128), range(64)]
