@@ -25,8 +25,16 @@ from kcpgen.emit.gluon_chunks import (
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_key_axis import lines_in, strings
-from kcpgen.emit.triton_operands import column_names, form_operands, row_names, score_gradient, score_gradients
+from kcpgen.emit.triton_operands import (
+    column_names,
+    form_operands,
+    load_score_gradients,
+    row_names,
+    score_gradient,
+    score_gradients,
+)
 from kcpgen.emit.triton_prologue import apply_rewrites, in_rows, load_params, local, used_arguments
+from kcpgen.emit.triton_score_gradients import score_results
 from kcpgen.plan import KernelPlan
 
 ZEROS = {
@@ -58,8 +66,9 @@ def emit_gradients_hopper(
     values = [f"U_{j}" for j in plan.terms] + [f"dU_{e}" for e in plan.erasing]
     whole = [output_gradient(0), *(value_tile(plan, name, 0) for name in values)]
     whole += [score_tile(name, 0) for name in score_gradients(plan)]
+    score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     lines = {
-        "early": _laid_out(line for line in body["early"] if not _of_scores(plan, line)),
+        "early": _laid_out(line for line in body["early"] if line not in score_lines),
         "key_inputs": _laid_out(_key_inputs(plan)),
         "borders": _laid_out(body["borders"]),
         "key_gradients": _laid_out(body["key_gradients"]),
@@ -104,8 +113,8 @@ def emit_gradients_hopper(
             for sweep in later
         ],
         pointers=in_rows(f"{name}_ptr" for name in [*more, *gradients]),
-        tensors=in_rows([*(f"prepared.{name}" for name in more), *gradients]),
-        filled=[f"{name}: torch.Tensor" for name in score_gradients(plan)]
+        tensors=in_rows([*(name if name == "d_sums" else f"prepared.{name}" for name in more), *gradients]),
+        filled=[f"{name}: torch.Tensor" for name in score_results(plan)]
         + [f"{name}: torch.Tensor | None" for name in gradients],
         key_inputs_names=[i.name for i in inputs],
         host_bytes=_host_bytes(plan, len(values) + 1),
@@ -118,10 +127,6 @@ def _equations(plan: KernelPlan) -> list[str]:
     from kcpgen.emit.triton_key_axis import EQUATIONS
 
     return [math(e) for e in plan.form.gradients if e.target.name in EQUATIONS]
-
-
-def _of_scores(plan: KernelPlan, line: str) -> bool:
-    return any(line.startswith(f"{name}_") for name in score_gradients(plan))
 
 
 def _laid_out(lines: Iterable[str]) -> list[str]:

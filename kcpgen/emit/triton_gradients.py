@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import chain
 
@@ -38,7 +39,7 @@ from kcpgen.emit.triton_operands import (
     score_gradients,
 )
 from kcpgen.emit.triton_prologue import decay_sums, decayed, in_rows, used_arguments
-from kcpgen.emit.triton_score_gradients import lines_of, start_sums, summed_over_values
+from kcpgen.emit.triton_score_gradients import lines_of, score_results, start_sums, summed_over_values
 from kcpgen.emit.triton_sweeps import key_inputs, key_params, start_gradient
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import Param, TokenInput
@@ -63,7 +64,8 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
     later = later_sweeps(sweeps)
     whole = [*chain.from_iterable(body.values()), *lines_in(later)]
     filled: list[TokenInput | Param] = [*scalar_inputs(plan), *key_inputs(plan), *key_params(plan)]
-    more = [name for name in ("to_end", "sums", "d_sums") if f"{name}_ptr" in " ".join(whole)]
+    named = set(re.findall(r"\w+", " ".join(whole)))
+    more = [name for name in ("to_end", "sums", "d_sums") if f"{name}_ptr" in named]
     host = launcher(plan, shared, sweeps)
     gradients = [f"d_{d.name}" for d in filled]
     hopper = {}
@@ -73,7 +75,7 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
         "gradients.py.jinja",
         **host,
         in_flight=int(in_flight(plan)),
-        passed_on=[*score_gradients(plan), *gradients],
+        passed_on=[*score_results(plan), *gradients],
         **body,
         used=used_arguments(plan, whole),
         sweeps=later,

@@ -115,7 +115,7 @@ def faults(structure: Structure, overrides: Overrides) -> Iterator[str]:
         yield f"no call has this structure: with it choose_tiles comes to {known}"
     for group, found in overrides.items():
         names = {field.name for field in fields(GROUPS[group])} if group in GROUPS else set()
-        names -= {"key_width", "value_width", "roles"}  # not tuned: the structure, or the device, has them
+        names -= {"key_width", "value_width", "roles", "in_flight"}  # not tuned: the structure, or the device, has them
         if not names:
             yield f"{group!r} is no kernel group; allowed: {', '.join(GROUPS)}"
         for name, value in found.items():
