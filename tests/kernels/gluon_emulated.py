@@ -1,6 +1,7 @@
 """As much of Gluon as the kernel of M in roles uses, in torch: roles are threads, rings and barriers are real.
 
-Products are done as they are begun; what waits for them is looked at in `test_hopper.py`.
+Products are done as they are begun; what waits for them is looked at in `test_hopper.py`. What kernels by chunks use
+beside is in `gluon_by_chunks.py`.
 """
 
 from __future__ import annotations
