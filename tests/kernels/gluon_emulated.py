@@ -1,6 +1,7 @@
 """As much of Gluon as the kernel of M in roles uses, in torch: roles are threads, rings and barriers are real.
 
-Products are done as they are begun; what waits for them is looked at in `test_hopper.py`.
+Products are done as they are begun; what waits for them is looked at in `test_hopper.py`. What kernels by chunks use
+beside is in `gluon_by_chunks.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,22 @@ def define(path: Path, functions: Iterable[str], names: dict[str, Any]) -> None:
     kept = [function for function in found if function.name in functions]
     for function in kept:
         function.decorator_list = []
-    exec(compile(ast.Module(body=kept, type_ignores=[]), str(path), "exec"), names)
+    module = _ValuesOnly().visit(ast.Module(body=kept, type_ignores=[]))
+    exec(compile(ast.fix_missing_locations(module), str(path), "exec"), names)
+
+
+class _ValuesOnly(ast.NodeTransformer):
+    """In Triton x += y makes a new x; torch would change every other name of it. Layouts of values are dropped."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        assert isinstance(node.target, ast.Name)
+        before = ast.Name(id=node.target.id, ctx=ast.Load())
+        return ast.Assign(targets=[node.target], value=ast.BinOp(before, node.op, self.visit(node.value)))
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if node.attr == "layout" and isinstance(node.value, ast.Attribute) and node.value.attr == "type":
+            return ast.Constant(None)
+        return self.generic_visit(node)
 
 
 @dataclass
@@ -56,6 +72,15 @@ class Pointer:
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.base, self.offset + offset)
+
+    @property
+    def dtype(self) -> SimpleNamespace:
+        return SimpleNamespace(element_ty=self.base.dtype)
+
+    def memory(self) -> Tensor:
+        """All of the tensor, whatever its strides, by the offsets that kernels count."""
+        extent = 1 + sum((n - 1) * step for n, step in zip(self.base.shape, self.base.stride(), strict=True))
+        return self.base.as_strided((extent,), (1,))
 
 
 class Described:
@@ -119,7 +144,7 @@ class Barrier:
     def receive(self, count: int) -> None:
         with self.changed:
             self.missing -= count
-            assert self.missing >= 0
+            assert self.missing >= 0, "more bytes than a barrier expects"
             self._complete()
 
     def wait(self, parity: int) -> None:
@@ -186,11 +211,21 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tensor:
-    return pointer.base.reshape(-1)[int(pointer.offset)] if mask else torch.tensor(other)
+    places, chosen = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask))
+    found = torch.full(places.shape, other, dtype=pointer.base.dtype)
+    found[chosen] = pointer.memory()[within(pointer, places[chosen])]
+    return found
 
 
-def stored(pointer: Pointer, value: Tensor, mask: Tensor) -> None:
-    pointer.base.view(-1)[pointer.offset[mask]] = value[mask]
+def stored(pointer: Pointer, value: Tensor, mask: Any = True) -> None:
+    places, chosen, values = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask), value)
+    assert values.shape == torch.as_tensor(pointer.offset).shape
+    pointer.memory()[within(pointer, places[chosen])] = values[chosen].to(pointer.base.dtype)
+
+
+def within(pointer: Pointer, places: Tensor) -> Tensor:
+    assert ((places >= 0) & (places < len(pointer.memory()))).all(), "a place outside the tensor"
+    return places
 
 
 def globals_of_kernels() -> dict[str, Any]:
