@@ -178,10 +178,10 @@ def _score_tiles(plan: KernelPlan) -> Iterator[str]:
 def _place_scores(plan: KernelPlan) -> Iterator[str]:
     whole = whole_scores(plan)
     for name in score_gradients(plan):
-        yield f"{name} = tl.where(owned, tl.load({name}_ptr + place), 0.0)"
-        yield f"{name}_tile.store({name}.to(low))"
+        yield f"{name} = tl.where(owned, tl.load({name}_ptr + score_place), 0.0)"
+        yield f"{name}_tile.store({name}.to(LOW))"
         if name in whole:
-            yield f"{name}_rest_tile.store(({name} - {name}.to(low).to(tl.float32)).to(low))"
+            yield f"{name}_rest_tile.store(({name} - {name}.to(LOW).to(tl.float32)).to(LOW))"
 
 
 def _pairs(plan: KernelPlan) -> Iterator[str]:
@@ -189,8 +189,8 @@ def _pairs(plan: KernelPlan) -> Iterator[str]:
     rows, columns, whole = row_names(plan), column_names(plan), whole_scores(plan)
     of_row = {r: f"{r} * from_border{_before(plan, r)}" for r in rows}
     for c in columns:
-        yield f"{c}_low = ({c} * to_border).to(low)"
-        yield f"{c}_left = gl.convert_layout({c}_low, left)"
+        yield f"{c}_low = ({c} * to_border).to(LOW)"
+        yield f"{c}_left = gl.convert_layout({c}_low, LEFT)"
     begun = []
     for r in rows:
         scores = [(f"{c}_left", score_gradient(r, j)) for j, c in enumerate(columns)]
@@ -199,10 +199,10 @@ def _pairs(plan: KernelPlan) -> Iterator[str]:
         if rests := [(c, f"{score}_rest_tile.permute([1, 0])") for c, score in scores if score in whole]:
             yield from products(f"{r}_unseen", rests)
             begun.append(f"{r}_unseen")
-    yield from (f"{r}_low = ({of_row[r]}).to(low)" for r in rows)
+    yield from (f"{r}_low = ({of_row[r]}).to(LOW)" for r in rows)
     yield awaited(begun)
     for j, c in enumerate(columns):
-        scores = [(f"gl.convert_layout({r}_low, left)", f"{score_gradient(r, j)}_tile") for r in rows]
+        scores = [(f"gl.convert_layout({r}_low, LEFT)", f"{score_gradient(r, j)}_tile") for r in rows]
         yield from products(f"{c}_share", scores)
     for r in rows:
         yield f"mismatch += ({of_row[r]} - {r}_low.to(gl.float32)) * {r}_share"

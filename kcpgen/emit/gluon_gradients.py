@@ -39,8 +39,8 @@ from kcpgen.plan import KernelPlan
 
 ZEROS = {
     "tl.zeros((C, BK), tl.float32)": "nothing",
-    "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, tokens)",
-    "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, channels)",
+    "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, by_token)",
+    "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, by_channel)",
     "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
 }
 

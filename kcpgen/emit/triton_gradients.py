@@ -36,7 +36,6 @@ from kcpgen.emit.triton_operands import (
     row_names,
     scalar_inputs,
     score_gradient,
-    score_gradients,
 )
 from kcpgen.emit.triton_prologue import decay_sums, decayed, in_rows, used_arguments
 from kcpgen.emit.triton_score_gradients import lines_of, score_results, start_sums, summed_over_values

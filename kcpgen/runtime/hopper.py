@@ -101,7 +101,7 @@ def known_release() -> bool:
 
 @lru_cache(maxsize=8)
 def _on_hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or not known_release():
+    if device.type != "cuda" or torch.version.hip is not None or not known_release():
         return False
     return torch.cuda.get_device_capability(device)[0] == 9
 

@@ -35,6 +35,7 @@ from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import make_inputs
 from kcpgen.verify.op import Op, load_op
+from tests.kernels.forms import FORMS, built
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GENERATED = ROOT / "generated"
@@ -150,6 +151,19 @@ def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, s
     assert 2 * (read.shared + RESERVED) <= SHARED_OF_TWO
     text = instructions(kernel)
     assert 3 * text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_so_do_those_of_forms_that_no_op_here_has(name: str, tmp_path: Path) -> None:
+    """Whether a form has such a kernel or not, its backward is launched; a portable one is not compiled again here."""
+    op = load_op(built(name, tmp_path))
+    found: list[Any] = []
+    import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")
+    case = replace(in_segments(128), heads=1, value_heads=2)
+    with hopper.forced(True), resources._compiling_only(found, [FAR, PAIRS]):
+        evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton")
+    (kernel,) = {id(kernel): kernel for kernel in found}.values()
+    assert resources._read(kernel).fits
 
 
 # Which calls take them.

@@ -60,7 +60,7 @@ def defer(headers: Tensor, slot: Slot, rank: int, owner: object, held: tuple[Ten
     """headers: [W, HEADER] on a device, gathered of what each rank wrote into its slot. owner: the transport that they
     came over."""
     slot.received.copy_(headers, non_blocking=True)
-    slot.copied.record()
+    slot.copied.record(torch.cuda.current_stream(headers.device))  # that of the copy
     with _lock:
         _unchecked.append(_Unchecked(slot=slot, rank=rank, owner=owner, held=held))
 

@@ -1,7 +1,7 @@
 """Kernels by chunks for Hopper give what the portable ones do, emulated: nothing but a GPU runs Gluon.
 
 Both take what one backward hands them. Operands are rounded to 16 bits at the same places, so that results agree to
-fp32, but for what an exponential that is one unit off moves over such a rounding.
+fp32, but for what an log_from_borderial that is one unit off moves over such a rounding.
 """
 
 from __future__ import annotations
@@ -208,13 +208,18 @@ FAULTS = [
     ("kda in groups", "g_source, [batch.to(gl.int32), head,", "g_source, [batch.to(gl.int32), group,", "d_read"),
     (
         "kda wide",
-        "product(gl.convert_layout(erase_0_low, left), dL_0_0",
-        "product(gl.convert_layout(erase_0_low, left), dA_0",
+        "product(gl.convert_layout(erase_0_low, LEFT), dL_0_0",
+        "product(gl.convert_layout(erase_0_low, LEFT), dA_0",
         "d_write_0",
     ),
     ("kda wide", "write_0_left, dL_0_0_tile.permute([1, 0])", "write_0_left, dL_0_0_tile", "d_erase_0"),
     ("kda wide", "from_border = gl.exp2(G - G_middle[:, None])", "from_border = gl.exp2(G)", "d_read"),
-    ("kda wide", "same_level(row, column, level), here", "later_block(row, column, level), here", "d_read"),
+    (
+        "kda wide",
+        "same_level(pair_row, pair_column, level), here",
+        "later_block(pair_row, pair_column, level), here",
+        "d_read",
+    ),
     (
         "kda wide",
         "            gl.thread_barrier()  # all have multiplied what is there\n",
@@ -232,7 +237,7 @@ FAULTS = [
         "pass",
         "d_erase_1",
     ),
-    ("dplr odd", "gl.exp2(gl.minimum(exponent - log_decay, 0.0))", "gl.exp2(exponent)", "d_erase_1"),
+    ("dplr odd", "gl.exp2(gl.minimum(log_from_border - log_decay, 0.0))", "gl.exp2(log_from_border)", "d_erase_1"),
     ("dplr odd", "shared(U_1, [at * C, 0]", "shared(U_1, [here * C, 0]", "d_write_1"),
     ("gdn2 wide", "mismatch += erase_0 * from_border * erase_0_unseen", "pass", "dG_border"),
     ("gla wide", "q_source.block_type.nbytes + k_source", "k_source", "more bytes than a barrier expects"),
@@ -244,8 +249,8 @@ FAULTS = [
     ),
     (
         "gdn in groups",
-        "write_0_tile = S_tile._reinterpret(LOW, [VP // C, C, BK], wide).index(1)",
-        "write_0_tile = S_tile._reinterpret(LOW, [VP // C, C, BK], wide).index(0)",
+        "write_0_tile = S_tile._reinterpret(LOW, [VP // C, C, BK], of_operands).index(1)",
+        "write_0_tile = S_tile._reinterpret(LOW, [VP // C, C, BK], of_operands).index(0)",
         "d_g",
     ),
     (

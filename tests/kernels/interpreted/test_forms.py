@@ -1,4 +1,4 @@
-"""Recurrences made up to reach every branch of the emitter: fp32 kernels against the per-token reference in float64."""
+"""Forms made up to reach every branch of the emitter: fp32 kernels against the per-token reference in float64."""
 
 from __future__ import annotations
 
@@ -7,92 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kcpgen.compiler import compile_spec
-from kcpgen.emit.package import write
 from kcpgen.runtime.tuned import looked_up_by
 from kcpgen.runtime.tuned_table import Overrides, Structure
 from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import compare
 from kcpgen.verify.op import load_op
+from tests.kernels.forms import FORMS, built
 
 BOUND = 1e-5
-KEYS = "token q, k : [H, K]"
-VALUES = "token v : [HV, V]"
-GATE = "token g : [HV] log decay"
-GATES = "token g : [HV, K] log decay"
-BETA = "token x : [HV]"
-READ = "o[t] = scale S[t]^T q"
-DELTA = "S[t] = exp(g) (I - x k k^T) S[t-1] + x k v^T"
-FORMS = {
-    "three_erases": (
-        "token q, k, a, b : [H, K]", VALUES, GATE, BETA, "token y : [HV]",
-        "S[t] = (I - x k k^T) (I - y a a^T) (I - x b b^T) exp(g) S[t-1] + x k v^T", READ,
-    ),
-    "erases_before_and_after_a_promised_decay": (
-        "token q, k, a, b : [H, K]", VALUES, f"{GATES} in [-5, 0]", BETA,
-        "S[t] = Diag(exp(g)) S[t-1] - x k (k^T S[t-1]) + b (a^T Diag(exp(g)) S[t-1]) + x k v^T", READ,
-    ),
-    "an_erase_before_a_scalar_decay": (
-        "token q, k, p : [H, K]", VALUES, GATE, BETA, "S[t] = exp(g) S[t-1] - x k (p^T S[t-1]) + k v^T", READ,
-    ),
-    "a_coefficient_on_one_of_two_writes": (
-        "token q, k, p : [H, K]", "token v, w : [HV, V]", GATES, BETA,
-        "S[t] = Diag(exp(g)) S[t-1] + sigmoid(x) k v^T + p w^T", READ,
-    ),
-    "a_gate_that_is_a_sum_over_keys": (
-        "token q, k, p : [H, K]", VALUES, GATE, BETA,
-        "S[t] = exp(g) (I - sigmoid(k^T p) k k^T) S[t-1] + x k v^T", READ,
-    ),
-    "sums_of_two_options_and_a_parameter_of_one": (
-        KEYS, VALUES, GATES, BETA, "param c : [HV, K]", "S[t] = Diag(exp(g)) (I - x k k^T) S[t-1] + x k v^T", READ,
-        "option norm: q <- l2norm(q)", "option shifted: x <- sigmoid(x + sum(c .* c))",
-    ),
-    "sums_in_sums": (
-        "token q, k, p : [H, K]", VALUES, GATE,
-        "S[t] = exp(g) S[t-1] + l2norm(k + sigmoid(sum(p)) p) (v sigmoid(sum(v sum(k .* k))))^T", READ,
-    ),
-    "keys_per_value_head_and_gates_per_group": (
-        "token q, k : [HV, K]", VALUES, "token g : [H] log decay", "token x : [H]", DELTA, READ,
-    ),
-    "values_of_a_group_and_of_a_head": (
-        KEYS, "token v : [H, V]", "token z : [HV, V]", GATE, BETA, "S[t] = exp(g) S[t-1] + x k (v .* z)^T", READ,
-    ),
-    "a_parameter_is_written_and_read": (
-        KEYS, VALUES, GATE, "param c : [HV, K]", "S[t] = exp(g) S[t-1] + k v^T + c v^T", "o[t] = scale S[t]^T (q + c)",
-    ),
-    "roots_powers_and_numbers": (
-        KEYS, VALUES, GATE, BETA,
-        "S[t] = exp(g) S[t-1] + exp(1) sqrt(sqrt(1 + x * x)) (k .* k .* k) (v / sqrt(2) / sqrt(sqrt(2 + x)))^T", READ,
-    ),
-    "quotients_of_vectors": (
-        KEYS, VALUES, "token p : [H, K]", "token z : [HV, V]", GATE,
-        "S[t] = exp(g) S[t-1] + (k / exp(p)) (v / (exp(z) + exp(-z)))^T", READ,
-    ),
-    "a_norm_over_values": (KEYS, VALUES, GATE, BETA, DELTA, READ, "option norm: v <- l2norm(v)"),
-    "a_scalar_made_with_a_sum_over_keys": (
-        KEYS, VALUES, GATE, BETA, "param c : [HV, K]", DELTA, READ, "option shifted: x <- sigmoid(x + sum(c .* c))",
-    ),
-    "values_made_with_a_sum_over_keys": (
-        KEYS, VALUES, GATE, BETA, "param c : [HV, K]", DELTA, READ, "option scaled: v <- v sigmoid(sum(c .* c))",
-    ),
-    "values_made_with_a_sum_over_values": (
-        KEYS, VALUES, GATE, BETA, "param c : [HV, V]", DELTA, READ, "option scaled: v <- (v .* c) sigmoid(sum(c .* v))",
-    ),
-    "two_options_on_one_axis": (
-        KEYS, VALUES, GATES, BETA, "param c : [HV, K]", "param d : [HV]", "flag twice",
-        "S[t] = (I - x k k^T) Diag(exp(g)) S[t-1] + x k v^T", READ,
-        "option norm: q <- l2norm(q)",
-        "option gate: g <- -exp(d) softplus(g + c)",
-        "    when twice: g <- -2 exp(d) softplus(g + c)",
-    ),
-    "parameters_of_a_gate_and_of_reads": (  # one alone in what it adds up, two always and one at times with others
-        "token q, k, p : [HV, K]", VALUES, GATES, BETA,
-        "param a : [HV]", "param b : [HV]", "param c : [HV]", "param d : [HV, K]", "param f : [HV]",
-        "S[t] = Diag(exp(g)) S[t-1] - x k (p^T S[t-1]) + k v^T", READ,
-        "option scaled: q <- exp(c) (q .* d)",
-        "option gate: g <- -2 sigmoid(f) sigmoid(exp(a + b + c) (g - d))",
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -101,13 +23,7 @@ def test_kernels_and_their_gradients(name: str, tmp_path: Path) -> None:
 
 
 def assert_form(name: str, op_name: str, tmp_path: Path, key_width: int) -> None:
-    path = tmp_path / f"{op_name}.kcp"
-    *declared, update, read = [line for line in FORMS[name] if not line.lstrip().startswith(("option", "when"))]
-    options = [line for line in FORMS[name] if line.lstrip().startswith(("option", "when"))]
-    lines = [f'op {op_name} "A form"', *declared, "state S : [HV, K, V]", update, read, *options, ""]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    write(compile_spec(path, tmp_path / "generated"), tmp_path / "generated")
-    op = load_op(tmp_path / "generated" / op_name)
+    op = load_op(built(name, tmp_path, op_name))
     sizes = {"heads": 1, "value_heads": 2, "key_width": key_width, "value_width": 20}
     plain = Case(label=name, backend="triton", dtype="float32", tokens=39, offsets=(0, 0, 5, 39), **sizes)
     for case in [replace(plain, label=label, keywords=on) for label, on in option_keywords(op)] or [plain]:
