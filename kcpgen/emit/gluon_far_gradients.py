@@ -222,7 +222,9 @@ def _entering(plan: KernelPlan) -> Iterator[str]:
     yield from chain.from_iterable(products(name, pairs) for name, pairs in sums)
     yield awaited([name for name, _ in sums])
     for name, _ in sums:
-        code = "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name  # dO goes on behind the last token
+        code = (
+            "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name
+        )  # other rows of dO are not this sequence's
         yield f"d_{rows[name]} += from_start{_before(plan, rows[name])} * {code}"
 
 

@@ -1,7 +1,8 @@
-"""Which calls take the serial kernels for Hopper, and how these are launched.
+"""Which calls take the kernels for Hopper, and how these are launched.
 
 A portable kernel waits for each product before it begins the next, since Triton puts the waits. The ones for Hopper are
-written in Gluon, in roles: a warp that loads, and four that multiply, with several products in flight.
+written in Gluon: serial ones in roles, a warp that loads and four that multiply, with several products in flight; those
+by chunks with the copies of all that a chunk needs begun at once.
 """
 
 from __future__ import annotations

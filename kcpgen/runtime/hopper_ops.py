@@ -1,4 +1,4 @@
-"""Gluon functions that serial kernels in roles share: rings of tiles in shared memory, and products in flight.
+"""Gluon functions that kernels for Hopper share: tiles in shared memory, in rings or not, and products in flight.
 
 Gluon is Triton with layouts, copies and waits written out. Imported by kernels for Hopper only, since Triton calls it
 experimental.
@@ -14,7 +14,7 @@ NOWHERE = gl.constexpr(1 << 30)  # a coordinate outside any tensor: what is copi
 
 @gluon.jit
 def barriers(count: gl.constexpr):
-    """One for each stage of a ring, each completed by a single arrival, or by the bytes that one expects."""
+    """So many, say one for each stage of a ring; each ends with one arrival, or with the bytes that one expects."""
     made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(count):
         mbarrier.init(made.index(stage), count=1)

@@ -20,8 +20,8 @@ LAUNCH = 8  # a launch and the filling of its pipeline, about 7 us
 FOLD = 8  # one product of a dense transition and a state: reading 64 KiB, then three dots a block
 SCALE = 1  # the same of a diagonal or a number: a load and a multiplication
 # A chunk of M beside one of the state, by whether warps of both kernels have roles (`kcpgen.runtime.hopper`): 0.9 us
-# of 0.65 at chunks of 32, 1.4 of 1.2 at 64. Portable: an estimate, two chunks in flight instead of three;
-# on an H200 it is 1.9 us of 0.8 to 1.
+# of 0.65 at chunks of 32, 1.4 of 1.2 at 64. Portable: 1.9 us of 0.8 to 1 on an H200, and an
+# estimate for other devices, two chunks in flight instead of three, which counts.
 TRANSITION = {False: 1.5, True: 1.4}
 SHARED = 1.4  # two programs on one multiprocessor, beside one
 

@@ -23,6 +23,10 @@ from kcpgen.runtime import hopper_ops, ops
 from tests.kernels.gluon_emulated import Barrier, Described, Pointer, define, globals_of_kernels, loaded, stored
 
 
+def _asserted(condition: bool) -> None:
+    assert condition
+
+
 def launcher(path: Path) -> Any:
     """In place of the kernel of a generated file: kernel[grid](...) runs its programs one after another.
 
@@ -181,6 +185,7 @@ class Program:
             "sum": torch.sum,
             "cumsum": summed,
             "static_range": range,
+            "static_assert": _asserted,
             "float32": torch.float32,
             "bfloat16": torch.bfloat16,
             "int32": torch.int32,

@@ -255,8 +255,8 @@ FAULTS = [
     ),
     (
         "gdn in groups",
-        "        gl.thread_barrier()\n        if block",
-        "        if block",
+        "        gl.thread_barrier()  # all have read operands and vectors, where the next block goes\n",
+        "",
         "written that some thread may still read",
     ),
     ("gdn in groups", "S, [at * VP, key_start + BK]", "S, [at * VP, key_start]", "d_g"),
