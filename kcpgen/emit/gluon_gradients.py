@@ -23,8 +23,9 @@ from kcpgen.emit.gluon_chunks import (
     value_tile,
 )
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import lines_in, strings
+from kcpgen.emit.triton_key_axis import EQUATIONS, lines_in, strings
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
@@ -85,7 +86,7 @@ def emit_gradients_hopper(
         keywords=launcher["keywords"],
         sizes=launcher["sizes"],
         value_input=launcher["value_input"],
-        equations=_equations(plan),
+        equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
         device_functions=device_functions(named),
         used=used_arguments(plan, named),
         sources=sources,
@@ -120,13 +121,6 @@ def emit_gradients_hopper(
         host_bytes=_host_bytes(plan, len(values) + 1),
         **lines,
     )
-
-
-def _equations(plan: KernelPlan) -> list[str]:
-    from kcpgen.emit.triton_blocks import math
-    from kcpgen.emit.triton_key_axis import EQUATIONS
-
-    return [math(e) for e in plan.form.gradients if e.target.name in EQUATIONS]
 
 
 def _laid_out(lines: Iterable[str]) -> list[str]:
