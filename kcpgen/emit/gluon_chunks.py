@@ -74,6 +74,12 @@ def nbytes(tiles: Sequence[dict[str, Value]], more: Sequence[str] = ()) -> str:
     return " + ".join(f"{name}.block_type.nbytes" for name in names)
 
 
+def shared_bytes(plan: KernelPlan, rows: int, scores: int) -> str:
+    """Host code: what vectors, the two states, `rows` tiles that meet them, and `scores` tiles take."""
+    vectors = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
+    return f"C * BK * ({vectors}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * scores} * C * C"
+
+
 def products(name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
     """A sum of products, begun."""
     begin, into = "fresh_product", "nothing"

@@ -19,6 +19,7 @@ from kcpgen.emit.gluon_chunks import (
     output_gradient,
     products,
     products_with,
+    shared_bytes,
     state_tile,
     value_tile,
 )
@@ -44,6 +45,7 @@ from kcpgen.emit.triton_prologue import (
     load_sums,
     local,
     log_decay,
+    mode_name,
     used_arguments,
 )
 from kcpgen.plan import KernelPlan
@@ -94,13 +96,13 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         score_arguments=[f"{name}: torch.Tensor" for name in scores],
         decay_lines=decay_lines,
         decay_given=decay_names,
-        decay_taken=_declared(decay_names),
+        decay_taken=_declared(plan, decay_names),
         operand_lines=operand_lines,
         operand_given=operand_names,
-        operand_taken=_declared(operand_names),
+        operand_taken=_declared(plan, operand_names),
         pair_lines=pair_lines,
         pair_given=pair_names,
-        pair_taken=_declared(pair_names),
+        pair_taken=_declared(plan, pair_names),
         vectors=", ".join(vectors),
         gained=", ".join(gained),
         exclusive=int(_exclusive(plan)),
@@ -112,7 +114,7 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         result_arguments=[f"{name}: torch.Tensor" for name in passed],
         result_tensors=in_rows([*scores, *(f"prepared.{name}" for name in sums), *passed]),
         key_inputs=[i.name for i in inputs],
-        host_bytes=_host_bytes(plan, len(tiles) - len(STATES), len(score_tiles)),
+        host_bytes=f"{shared_bytes(plan, len(tiles) - len(STATES), len(score_tiles) + 1)} + 32 * C",  # span and border
     )
 
 
@@ -146,9 +148,10 @@ def _free(lines: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(node.id for node in names) if name not in made | called]
 
 
-def _declared(names: Iterable[str]) -> list[str]:
-    """Parameters of a function: names in capitals are known when it is compiled."""
-    return [f"{name}: gl.constexpr" if name.isupper() else name for name in names]
+def _declared(plan: KernelPlan, names: Iterable[str]) -> list[str]:
+    """Parameters of a function: sizes, and which variant of an option is on, are known when it is compiled."""
+    known = {"C", "K", *(mode_name(option.name) for option in plan.spec.options)}
+    return [f"{name}: gl.constexpr" if name in known else name for name in names]
 
 
 def _exclusive(plan: KernelPlan) -> bool:
@@ -221,10 +224,8 @@ def _entering(plan: KernelPlan) -> Iterator[str]:
     sums = products_with(plan, "S", turned=True)
     yield from chain.from_iterable(products(name, pairs) for name, pairs in sums)
     yield awaited([name for name, _ in sums])
-    for name, _ in sums:
-        code = (
-            "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name
-        )  # other rows of dO are not this sequence's
+    for name, _ in sums:  # other rows of dO are not this sequence's
+        code = "gl.where(live[None, :], dq_in, 0.0)" if name == "dq_in" else name
         yield f"d_{rows[name]} += from_start{_before(plan, rows[name])} * {code}"
 
 
@@ -240,9 +241,3 @@ def _leaving(plan: KernelPlan) -> Iterator[str]:
 def _ending(plan: KernelPlan) -> Iterator[str]:
     leaving = "".join(f" + gl.sum(write_{j} * dw_out_{j}, axis=1)" for j in plan.terms)
     yield f"dG_end = gl.exp2(G_end) * d_decay_out{leaving}"
-
-
-def _host_bytes(plan: KernelPlan, rows: int, scores: int) -> str:
-    """Bytes of shared memory of one program."""
-    inputs = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
-    return f"C * BK * ({inputs}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * (scores + 1)} * C * C + 32 * C"

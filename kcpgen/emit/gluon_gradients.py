@@ -19,6 +19,7 @@ from kcpgen.emit.gluon_chunks import (
     products,
     products_with,
     score_tile,
+    shared_bytes,
     state_tile,
     value_tile,
 )
@@ -118,7 +119,7 @@ def emit_gradients_hopper(
         filled=[f"{name}: torch.Tensor" for name in score_results(plan)]
         + [f"{name}: torch.Tensor | None" for name in gradients],
         key_inputs_names=[i.name for i in inputs],
-        host_bytes=_host_bytes(plan, len(values) + 1),
+        host_bytes=shared_bytes(plan, len(values) + 1, len(score_gradients(plan))),
         **lines,
     )
 
@@ -167,9 +168,3 @@ def _shared(plan: KernelPlan, names: list[str], sign: str) -> Iterator[str]:
         yield f"d_{name} += {name}_share"
         if plan.decay_axis is not None:
             yield f"dG {sign}= tl.sum({name}_tile.load(of_keys).to(gl.float32) * {name}_share, axis=1)"
-
-
-def _host_bytes(plan: KernelPlan, rows: int) -> str:
-    """Bytes of shared memory of one program."""
-    inputs = " + ".join(f"{i.name}.element_size()" for i in plan.inputs_on("K"))
-    return f"C * BK * ({inputs}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * len(score_gradients(plan))} * C * C"

@@ -351,6 +351,27 @@ def test_only_title_and_stamp_name_the_op(path: Path) -> None:
         assert not re.search(rf"(?<![a-z]){name.replace('_', '[ _-]?')}(?![a-z])", body, re.IGNORECASE)
 
 
+CAPITALS = """\
+op probe "Names in capitals"
+token q, k : [H, K]
+token v : [HV, V]
+token g : [HV, K] log decay
+token Y : [HV]
+state S : [HV, K, V]
+S[t] = (I - Y[t] k[t] k[t]^T) Diag(exp(g[t])) S[t-1] + Y[t] k[t] v[t]^T
+o[t] = scale S[t]^T q[t]
+"""
+
+
+def test_an_input_in_capitals_is_no_constant_of_a_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "probe.kcp"
+    path.write_text(CAPITALS, encoding="utf-8")
+    text = emit_triton(plan_of(path))["far_gradients_hopper.py"]
+    assert "Y, " in text
+    assert "Y: gl.constexpr" not in text
+    assert "C: gl.constexpr" in text
+
+
 def pairs(count: int, letter: str = "") -> tuple[tuple[str, str], ...]:
     return tuple((f"l{letter}_{n}", f"r{letter}_{n}") for n in range(count))
 
