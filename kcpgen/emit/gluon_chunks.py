@@ -5,7 +5,8 @@ Products of a group do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from kcpgen.derivation.chunk_form import Equation, Factor
 from kcpgen.emit.render import Value
@@ -15,6 +16,12 @@ from kcpgen.emit.triton_score_gradients import tensor_of
 from kcpgen.plan import KernelPlan
 from kcpgen.spec import TokenInput
 
+ZEROS = {
+    "tl.zeros((C, BK), tl.float32)": "nothing",
+    "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, by_token)",
+    "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, by_channel)",
+    "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
+}
 STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
 
 
@@ -122,3 +129,14 @@ def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
     yield f"{name}_tile"
     if factor.name == "dR" and plan.erases_apart:
         yield f"{name}_rest_tile"
+
+
+def laid_out(lines: Iterable[str]) -> list[str]:
+    """Zeros have a layout here, and numbers of tokens are laid out anew to be summed up from one to the next."""
+    found = []
+    for line in lines:
+        for zeros, laid_out in ZEROS.items():
+            line = line.replace(zeros, laid_out)
+        line = re.sub(r"tl\.full\(\(C,\), (.+), tl\.float32\)", r"gl.full([C], \1, gl.float32, by_token)", line)
+        found.append(re.sub(r"tl\.cumsum\((\w+), axis=0", r"running_sum(\1", line))
+    return found

@@ -6,7 +6,6 @@ but for loads of vectors and products.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
@@ -14,6 +13,7 @@ from kcpgen.emit.gluon_chunks import (
     adds_only,
     awaited,
     copy_input,
+    laid_out,
     nbytes,
     output_gradient,
     products,
@@ -39,13 +39,6 @@ from kcpgen.emit.triton_prologue import apply_rewrites, in_rows, load_params, lo
 from kcpgen.emit.triton_score_gradients import score_results
 from kcpgen.plan import KernelPlan
 
-ZEROS = {
-    "tl.zeros((C, BK), tl.float32)": "nothing",
-    "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, by_token)",
-    "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, by_channel)",
-    "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
-}
-
 
 def in_flight(plan: KernelPlan) -> bool:
     """Whether there is such a kernel of an op: with chunks of 64, and where gradients of erases pass in one part."""
@@ -70,12 +63,12 @@ def emit_gradients_hopper(
     whole += [score_tile(name, 0) for name in score_gradients(plan)]
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     lines = {
-        "early": _laid_out(line for line in body["early"] if line not in score_lines),
-        "key_inputs": _laid_out(_key_inputs(plan)),
-        "borders": _laid_out(body["borders"]),
-        "key_gradients": _laid_out(body["key_gradients"]),
-        "scalars": _laid_out(body["scalars"]),
-        "stores": _laid_out(body["stores"]),
+        "early": laid_out(line for line in body["early"] if line not in score_lines),
+        "key_inputs": laid_out(_key_inputs(plan)),
+        "borders": laid_out(body["borders"]),
+        "key_gradients": laid_out(body["key_gradients"]),
+        "scalars": laid_out(body["scalars"]),
+        "stores": laid_out(body["stores"]),
     }
     named = [*chain.from_iterable(lines.values()), *lines_in(later)]
     block_copies = [*(copy_input(i, 1) for i in inputs), *(str(tile["fetch"]) for tile in states)]
@@ -111,7 +104,7 @@ def emit_gradients_hopper(
         placed=list(_placed(vectors)),
         pairs=list(_pairs(plan)),
         sweeps=[
-            {**sweep, "loop": _laid_out(strings(sweep["loop"])), "scalars": _laid_out(strings(sweep["scalars"]))}
+            {**sweep, "loop": laid_out(strings(sweep["loop"])), "scalars": laid_out(strings(sweep["scalars"]))}
             for sweep in later
         ],
         pointers=in_rows(f"{name}_ptr" for name in [*more, *gradients]),
@@ -122,16 +115,6 @@ def emit_gradients_hopper(
         host_bytes=shared_bytes(plan, len(values) + 1, len(score_gradients(plan))),
         **lines,
     )
-
-
-def _laid_out(lines: Iterable[str]) -> list[str]:
-    """Zeros have a layout here, and numbers of tokens are laid out anew to be summed up from one to the next."""
-    found = []
-    for line in lines:
-        for zeros, laid_out in ZEROS.items():
-            line = line.replace(zeros, laid_out)
-        found.append(re.sub(r"tl\.cumsum\((\w+), axis=0", r"running_sum(\1", line))
-    return found
 
 
 def _key_inputs(plan: KernelPlan) -> Iterator[str]:

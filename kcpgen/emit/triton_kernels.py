@@ -25,7 +25,7 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
     shared = _shared(plan)
     forward = {name: value for name, value in shared.items() if name != "backward_keywords"}
     return {
-        "prepare.py": emit_prepare(plan, forward),
+        **emit_prepare(plan, forward),
         "scan.py": emit_scan(plan),
         "states.py": emit_states(plan),
         "reverse.py": emit_reverse(plan),

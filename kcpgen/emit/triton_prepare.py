@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import triton_values
+from kcpgen.emit.gluon_prepare import emit_prepare_hopper, in_flight
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_key_axis import strings
 from kcpgen.emit.triton_prologue import (
     apply_rewrites,
     base_variable,
@@ -26,7 +28,6 @@ from kcpgen.emit.triton_prologue import (
     starts,
 )
 from kcpgen.emit.triton_scratch import (
-    allocated_first,
     allocation,
     field_type,
     in_place,
@@ -34,12 +35,14 @@ from kcpgen.emit.triton_scratch import (
     passed,
     row_decays,
     scratch,
+    solved_in_passing,
 )
 from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
 
 
-def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
+def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
+    """File name -> source: the portable kernel, and the one for Hopper where an op has it."""
     fields = scratch(plan)
     made = [name for name in fields if name not in [f"U_{e}" for e in plan.erasing]]  # the scan fills those
     body: dict[str, list[str]] = {
@@ -49,16 +52,27 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         "key_inputs": _key_inputs(plan),
         "key_operands": _kept_vectors(plan) if plan.decays_rows else _key_operands(plan),
         "key_scores": _key_scores(plan),
-        "scores": _scores(plan),
+        "scores": [*_finished_scores(plan), *_store_scores(plan)],
         "solve": _solve(plan),
         "solved_scores": _solved_scores(plan),
         "solved_keys": _solved_keys(plan) if plan.erasing else [],
         "value_operands": triton_values.store_values(plan),
     }
-    return render(
+    hopper = {}
+    if in_flight(plan):
+        more = {
+            "equations": _equations(plan),
+            "finished": _finished_scores(plan),
+            "scaled": [_scaled_inverse(plan, i, i) for i in plan.erasing],
+        }
+        hopper = {"prepare_hopper.py": emit_prepare_hopper(plan, shared, body | more, list(rows_of_scores(plan)))}
+    portable = render(
         "prepare.py.jinja",
         **shared,
         **body,
+        in_flight=int(in_flight(plan)),
+        inputs=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
+        passed_on=[keyword.partition(":")[0] for keyword in strings(shared["keywords"])],
         equations=_equations(plan),
         device_functions=device_functions(chain.from_iterable(body.values())),
         scratch_fields=[[name, field_type(plan, name), meaning] for name, (_, meaning) in fields.items()],
@@ -66,14 +80,15 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         scratch_allocations=[[name, allocation(plan, name, shape)] for name, (shape, _) in fields.items()],
         in_place=in_place(plan),
         values_in_place=triton_values.in_place(plan),
-        allocated_first=allocated_first(plan),
         host_functions=[
             "PrepareTiles",
             *(["readable_in_place"] if "readable" in in_place(plan) + triton_values.in_place(plan) else []),
-            *(["room_within"] if allocated_first(plan) else []),
+            *(["room_within"] if solved_in_passing(plan) else []),
         ],
         scratch_pointers=in_rows(f"{name}_ptr" for name in made),
-        scratch_tensors=in_rows(passed(plan, name) for name in made),
+        solved_in_passing=solved_in_passing(plan),
+        lent=f"W_{plan.erasing[0]}" if plan.erasing else "",
+        scratch_tensors=in_rows(name if name == solved_in_passing(plan) else passed(plan, name) for name in made),
         waiting_pointers=["work_ptr", *(f"{name}_ptr" for name in waiting_rests(plan))] if plan.decay_axis else [],
         waiting_rooms=[f"{shared['value_input']}.new_empty((len(chunks), HV, C, KP), dtype=scratch_dtype)"]
         * len(waiting_rests(plan)),
@@ -81,6 +96,7 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         parameters=parameters(plan),
         launch_arguments=launch_arguments(plan),
     )
+    return {"prepare.py": portable, **hopper}
 
 
 def _equations(plan: KernelPlan) -> list[str]:
@@ -176,7 +192,7 @@ def _key_scores(plan: KernelPlan) -> list[str]:
     return lines
 
 
-def _scores(plan: KernelPlan) -> list[str]:
+def _finished_scores(plan: KernelPlan) -> list[str]:
     """The finished sums, decayed or masked where that is left to do, times the coefficients of their rows."""
     code = printer(plan)
     lines = [*pair_decays(plan)] if plan.decay_axis == "" else []
@@ -191,8 +207,12 @@ def _scores(plan: KernelPlan) -> list[str]:
         if row.coefficient != 1:
             column = "[:, None]" if code.varies_by_token(row.coefficient) else ""
             lines.append(f"{score} *= {code.atom(row.coefficient, '')}{column}")
-    lines.append("score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]")
-    return [*lines, *(f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms)]
+    return lines
+
+
+def _store_scores(plan: KernelPlan) -> list[str]:
+    stores = (f"tl.store(A_{j}_ptr + score_tile, A_{j}.to(LOW))" for j in plan.terms)
+    return ["score_tile = at * (C * C) + rows[:, None] * C + rows[None, :]", *stores]
 
 
 def _scores_vector(plan: KernelPlan) -> str:

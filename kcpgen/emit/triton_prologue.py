@@ -11,7 +11,7 @@ from itertools import groupby
 import sympy
 
 from kcpgen.emit.triton_code import TritonPrinter
-from kcpgen.plan import KernelPlan, PlannedRewrite
+from kcpgen.plan import KernelPlan, PlannedRewrite, PlannedSum
 from kcpgen.spec import Param, TokenInput
 from kcpgen.tokenwise import sigmoid
 
@@ -26,6 +26,7 @@ KERNEL_NAMES = frozenset((
     "states", "scratch", "scale", "precision", "block", "corner", "tile", "collected", "arriving", "decay_before",
     "decay_parts", "part", "parts", "key_block", "key_start", "key_tile", "state_tile", "value_tile", "ROWS",
     "BLOCKS", "Gs", "dGs", "dG_block", "t", "s", "together", "mismatch", "borders", "unseen", "chunks", "stretches",
+    "before", "tokens", "erase", "found", "scaled", "left", "arrived", "nothing",
 ))  # fmt: skip
 
 
@@ -210,11 +211,15 @@ def _base_of_power(factor: sympy.Expr) -> sympy.Expr:
 def load_sums(plan: KernelPlan) -> Iterator[str]:
     for number, planned in enumerate(plan.sums):
         load = f"{planned.name} = tl.load(sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows)"
-        if planned.rewrite is None:
-            yield load
-        else:
-            rewrite = plan.rewrites[planned.rewrite]
-            yield from (f"if {mode_name(rewrite.option)} == {rewrite.mode}:", f"    {load}")
+        yield from where_summed(plan, planned, load)
+
+
+def where_summed(plan: KernelPlan, planned: PlannedSum, statement: str) -> list[str]:
+    """A statement that is to act only if this sum is made."""
+    if planned.rewrite is None:
+        return [statement]
+    rewrite = plan.rewrites[planned.rewrite]
+    return [f"if {mode_name(rewrite.option)} == {rewrite.mode}:", f"    {statement}"]
 
 
 def decay_sums(plan: KernelPlan) -> Iterator[str]:

@@ -80,7 +80,7 @@ def optional(plan: KernelPlan, name: str) -> str:
         return "not in_place"
     if name in triton_values.scan_only(plan):
         return "not values_in_place" if triton_values.in_place(plan) != "False" else ""
-    solved_elsewhere = name.startswith("T_") and len(plan.erasing) > 1
+    solved_elsewhere = name.startswith("T_") and (len(plan.erasing) > 1 or name == solved_in_passing(plan))
     corrected = name in [f"U_{e}" for e in plan.erasing]
     for_backward = solved_elsewhere or corrected or name.startswith("L_") or name == "sums"
     return "differentiable" if for_backward else ""
@@ -98,10 +98,6 @@ def field_type(plan: KernelPlan, name: str) -> str:
 
 def allocation(plan: KernelPlan, name: str, shape: str) -> str:
     condition = optional(plan, name)
-    if _solved_in_passing(plan) and name.startswith("T_"):
-        return f"scratch({shape}) if differentiable else room_within(W_{plan.erasing[0]}, C, C)"
-    if _solved_in_passing(plan) and name.startswith("W_"):
-        return name
     if condition == "not values_in_place":
         return f"{triton_values.input_of(plan, name)} if values_in_place else scratch({shape})"
     if condition != "not in_place":
@@ -112,14 +108,10 @@ def allocation(plan: KernelPlan, name: str, shape: str) -> str:
     return f"{base} if in_place else scratch({shape})"
 
 
-def allocated_first(plan: KernelPlan) -> list[str]:
-    """Fields that lend their memory to others."""
-    return [f"W_{plan.erasing[0]} = scratch(C, KP)"] if _solved_in_passing(plan) else []
-
-
-def _solved_in_passing(plan: KernelPlan) -> bool:
-    """Whether nothing lies in the place of W while (I - L)^-1 is worked out in memory, so that it may happen there."""
-    return plan.decays_rows and len(plan.erasing) == 1
+def solved_in_passing(plan: KernelPlan) -> str:
+    """The field where (I - L)^-1 is worked out in memory, if it may happen in the place of W, and where nothing else
+    lies meanwhile; "" if not."""
+    return f"T_{plan.erasing[0]}_{plan.erasing[0]}" if plan.decays_rows and len(plan.erasing) == 1 else ""
 
 
 def passed(plan: KernelPlan, name: str) -> str:

@@ -60,9 +60,7 @@ def _walk(plan: KernelPlan, sums: Sequence[PlannedSum]) -> list[str]:
     for guard in sorted(inner, key=lambda guard: not guard):  # options find inputs as loaded, operands as rewritten
         chosen = [planned for planned in sums if len(guards) == 1 or _guard(plan, planned) == guard]
         loop += _guarded(guard, _add(plan, chosen))
-    head = ["keys = key_start + lanes"]
-    if any("inside" in line for line in loop):
-        head.append("inside = live[:, None] & (keys < K)[None, :]")
+    head = ["keys = key_start + lanes", "inside = live[:, None] & (keys < K)[None, :]"]
     lines = [f"{planned.name} = tl.zeros((C,), tl.float32)" for planned in sums]
     lines += ["for key_start in range(0, KP, BK):", *_indented([*head, *loop])]
     for guard in inner:

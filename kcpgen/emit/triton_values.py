@@ -105,13 +105,20 @@ def store_strengths(plan: KernelPlan) -> Iterator[str]:
 
 def store_blocks(plan: KernelPlan) -> Iterator[str]:
     """B from T and L in registers."""
+    for name, value in block_values(plan).items():
+        yield f"tl.store({name}_ptr + score_tile, {rounded(value)})"
+
+
+def block_values(plan: KernelPlan) -> dict[str, str]:
+    """B in fp32, by its name."""
+    found = {}
     for name, (i, j) in blocks(plan).items():
         if j in plan.erasing:
             scaled = f" * strength_{j}[None, :]" if f"strength_{j}" in strengths(plan) else ""
-            block = f"tl.where(before(rows), T_{i}_{j}{scaled}, 0.0)"
+            found[name] = f"tl.where(before(rows), T_{i}_{j}{scaled}, 0.0)"
         else:
-            block = " + ".join(f"dot_fp32(T_{i}_{e}, L_{e}_{j}, PRECISION)" for e in plan.erasing)
-        yield f"tl.store({name}_ptr + score_tile, {rounded(block)})"
+            found[name] = " + ".join(f"dot_fp32(T_{i}_{e}, L_{e}_{j}, PRECISION)" for e in plan.erasing)
+    return found
 
 
 def store_values(plan: KernelPlan) -> list[str]:

@@ -27,6 +27,7 @@ LIMIT = 230_000  # bytes of shared memory, tiles on their way out included
 FEWEST_STAGES, MOST_STAGES = 2, 4
 REGISTERS = 128  # per thread of the launch; the computing warps take over those that the loading one can spare
 LOADER_REGISTERS = 24
+MOST_PROGRAMS = 4  # of a chunk-parallel kernel on a multiprocessor: more would have too few registers
 
 _forced: ContextVar[bool | None] = ContextVar("hopper", default=None)
 
@@ -49,7 +50,8 @@ def settled(tiles: Tiles, device: torch.device) -> Tiles:
     if found:
         return tiles
     serial = {name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")}
-    return replace(tiles, **serial, gradients=replace(tiles.gradients, in_flight=False))
+    by_chunks = {name: replace(getattr(tiles, name), in_flight=False) for name in ("prepare", "gradients")}
+    return replace(tiles, **serial, **by_chunks)
 
 
 def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int, leaving_bytes: int) -> int:
@@ -68,9 +70,7 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
     return count if count * tile_bytes + leaving_bytes <= LIMIT else 0
 
 
-def copied_by_chunks(
-    prepared: Any, layout: ChunkLayout, chunk: int, shared: int, do: torch.Tensor, *inputs: torch.Tensor
-) -> bool:
+def copied_by_chunks(prepared: Any, layout: ChunkLayout, chunk: int, shared: int, *inputs: torch.Tensor) -> bool:
     """Whether a chunk-parallel kernel can copy all that a chunk needs, inputs [B, T, heads, K] in place, by tiles.
 
     chunk: tokens of the chunks that it is written for. shared: bytes of shared memory that these take.
@@ -81,7 +81,13 @@ def copied_by_chunks(
         return False
     if layout.chunk_count * prepared.heads * max(prepared.value_width, layout.chunk) >= 2**31:  # rows of a descriptor
         return False
-    return all(x.dtype in (torch.bfloat16, torch.float32) and addressable(x) for x in (do, *inputs))
+    return all(x.dtype in (torch.bfloat16, torch.float32) and addressable(x) for x in inputs)
+
+
+def registers(shared: int, warps: int) -> int:
+    """Of a thread, where as many programs are to fit a multiprocessor as its shared memory has room for, up to four."""
+    count = max(1, min(MOST_PROGRAMS, LIMIT // shared))
+    return min(255, 65536 // (32 * warps * count) // 8 * 8)
 
 
 def copied_whole(dtype: torch.dtype, values: int) -> bool:

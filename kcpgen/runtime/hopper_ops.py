@@ -51,6 +51,12 @@ def running_sum(x, reverse: gl.constexpr = False):
 
 
 @gluon.jit
+def handed_over(x):
+    """Numbers that every warp has, in shared memory, where rows and columns of tiles find those they need."""
+    return gl.allocate_shared_memory(gl.float32, [x.shape[0]], gl.SwizzledSharedLayout(1, 1, 1, [0]), x)
+
+
+@gluon.jit
 def by_rows(tile, inside):
     """fp32 [tokens, keys] of a tile [1, 1, tokens, keys] of vectors, laid out as `inside` is; zero outside of that."""
     whole = tile.reshape([tile.shape[2], tile.shape[3]])

@@ -19,7 +19,10 @@ ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing throu
 @dataclass(frozen=True, kw_only=True)
 class PrepareTiles:
     """Tiles of the chunk-parallel forward: padded widths, key and value columns per step, warps per program, and the
-    registers a thread may have, None for any."""
+    registers a thread may have, None for any.
+
+    in_flight: whether it goes to a kernel that has all it needs on its way at once, as in `GradientTiles`.
+    """
 
     key_width: int
     value_width: int
@@ -27,6 +30,7 @@ class PrepareTiles:
     value_block: int
     warps: int
     registers: int | None = None
+    in_flight: bool = True
 
     @property
     def launch(self) -> dict[str, int]:

@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper_ops, ops
+from kcpgen.runtime import hopper_ops, hopper_solve, ops
 from tests.kernels.gluon_emulated import Barrier, Described, Pointer, define, globals_of_kernels, loaded, stored
+
+BLOCKS_OF_VECTORS = 5  # axes of several tiles [1, 1, tokens, keys]
 
 
 def _asserted(condition: bool) -> None:
@@ -34,15 +36,17 @@ def launcher(path: Path) -> Any:
     """
     names = globals_of_kernels()
     define(Path(ops.__file__), jitted(Path(ops.__file__)), names)
-    define(Path(hopper_ops.__file__), {"running_sum", "by_rows", "by_keys"}, names)
+    define(Path(hopper_ops.__file__), {"running_sum", "by_rows", "by_keys", "handed_over"}, names)
     define(path, jitted(path), names)
+    names["BLOCK"] = hopper_solve.BLOCK.value
+    define(Path(hopper_solve.__file__), jitted(Path(hopper_solve.__file__)), names)
     names |= {name: getattr(ops, name).value for name in ("NO_DECAY_BELOW", "LOG2_E", "REACH")}
     (kernel,) = (names[name] for name in jitted(path) if name.endswith("_kernel"))
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-            def launch(*operands: Any, num_warps: int, **sizes: int) -> None:
-                assert num_warps == 4
+            def launch(*operands: Any, num_warps: int, maxnreg: int = 255, **sizes: int) -> None:
+                assert (num_warps, maxnreg >= 128) == (4, True)
                 seen = [as_kernels_see(x) for x in operands]
                 for number in reversed(range(grid[0])):
                     program = Program()
@@ -81,6 +85,7 @@ class Memory:
     """What is under way to and from a tile, by whatever name it goes."""
 
     arriving: bool = False
+    leaving: bool = False
     products: int = 0  # that are begun and read it
     read: bool = False  # since all threads met
     written: bool = False  # by threads, and not fenced: the tensor cores and copies need not see it
@@ -90,6 +95,7 @@ class Memory:
 
     def check_write(self) -> None:
         assert not self.arriving, "a tile is written while it is copied"
+        assert not self.leaving, "a tile is written while it is copied out"
         assert not self.products, "a tile is written while a product reads it"
         assert not self.read, "a tile is written that some thread may still read"
 
@@ -100,6 +106,7 @@ class Tile:
 
     held: Tensor
     memory: Memory = field(default_factory=Memory)
+    parts: tuple[Memory, ...] = ()  # of tiles that were allocated together, each copied on its own
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +117,7 @@ class Tile:
         return self.held.shape
 
     def index(self, number: int) -> Tile:
-        return Tile(self.held[number], self.memory)
+        return Tile(self.held[number], self.parts[number] if self.parts else self.memory)
 
     def permute(self, order: Sequence[int]) -> Tile:
         return Tile(self.held.permute(order), self.memory)
@@ -129,6 +136,9 @@ class Tile:
         self.memory.check_read()
         self.memory.read = True
         return self.held.clone()
+
+    def _keep_alive(self) -> None:
+        """Tiles stay."""
 
     def store(self, value: Tensor) -> None:
         self.memory.check_write()
@@ -167,6 +177,7 @@ class Program:
         self.memories: list[Memory] = []
         self.barriers: list[Arrivals] = []
         self.under_way: list[Product] = []
+        self.leaving: list[tuple[Source, Sequence[Any], Tile]] = []
 
     def into(self, names: dict[str, Any], number: int) -> None:
         """What kernels call, for this program."""
@@ -195,14 +206,22 @@ class Program:
             **dict.fromkeys(("BlockedLayout", "NVMMASharedLayout"), lambda *arguments: None),
             "num_warps": lambda: 4,
             "to_tensor": torch.tensor,
+            "full": lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
             "convert_layout": converted,
             "allocate_shared_memory": self.allocate,
             "thread_barrier": self.meet,
+            "join": lambda one, other: torch.stack([one, other], -1),
+            "SwizzledSharedLayout": lambda *arguments: None,
         }
         vars(names["gl"]).update(common, **more)
         names["tl"] = SimpleNamespace(**common)
         names |= {
-            "tma": SimpleNamespace(async_copy_global_to_shared=self.copy),
+            "tma": SimpleNamespace(
+                async_copy_global_to_shared=self.copy,
+                async_copy_shared_to_global=self.copy_out,
+                store_wait=self.wait_for_copies,
+            ),
+            "mma_v2": lambda left, right, into: into + left.float() @ right.float(),
             "mbarrier": SimpleNamespace(wait=Arrivals.wait, expect=Arrivals.expect),
             "fence_async_shared": self.fence,
             "warpgroup_mma": self.multiply,
@@ -213,10 +232,15 @@ class Program:
     def end(self) -> None:
         assert not self.under_way, "a program ends while it multiplies"
         assert not any(barrier.coming for barrier in self.barriers), "a program ends while tiles are copied"
+        assert not self.leaving, "a program ends while tiles are copied out"
 
-    def allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: None) -> Tile:
+    def allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: None, value: Tensor | None = None) -> Tile:
         tile = Tile(torch.full(tuple(shape), torch.nan, dtype=dtype))
-        self.memories.append(tile.memory)
+        if len(shape) == BLOCKS_OF_VECTORS:
+            tile.parts = tuple(Memory() for _ in range(shape[0]))
+        self.memories += [tile.memory, *tile.parts]
+        if value is not None:
+            tile.store(value)
         return tile
 
     def make_barriers(self, count: int) -> SimpleNamespace:
@@ -240,6 +264,21 @@ class Program:
         tile.held.fill_(torch.nan)
         tile.memory.arriving = True
         barrier.coming.append((tile, found))
+
+    def copy_out(self, target: Source, corner: Sequence[Any], tile: Tile) -> None:
+        tile.memory.check_read()
+        assert not tile.memory.written, "what was not fenced is copied out"
+        assert tile.dtype is target.dtype
+        tile.memory.leaving = True
+        self.leaving.append((target, corner, tile))
+
+    def wait_for_copies(self, later: int) -> None:
+        """Only now is a tile read."""
+        assert later == 0
+        for target, corner, tile in self.leaving:
+            target.fill(corner, tile.held)
+            tile.memory.leaving = False
+        self.leaving.clear()
 
     def multiply(
         self, left: Tensor | Tile, right: Tile, into: Tensor | Product, use_acc: bool = True, is_async: bool = False

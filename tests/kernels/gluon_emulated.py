@@ -73,6 +73,9 @@ class Pointer:
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.base, self.offset + offset)
 
+    def __sub__(self, offset: Any) -> Pointer:
+        return self + -offset
+
     @property
     def dtype(self) -> SimpleNamespace:
         return SimpleNamespace(element_ty=self.base.dtype)
@@ -94,10 +97,18 @@ class Described:
     def tile(self, corner: Sequence[Any]) -> Tensor:
         """Zero outside the tensor."""
         found = torch.zeros(self.block, dtype=self.dtype)
-        starts = [int(start) for start in corner]
-        inside = self.tensor[tuple(slice(start, start + n) for start, n in zip(starts, self.block, strict=True))]
+        inside = self.inside(corner)
         found[tuple(slice(0, n) for n in inside.shape)] = inside
         return found
+
+    def fill(self, corner: Sequence[Any], value: Tensor) -> None:
+        """What is outside the tensor is dropped."""
+        inside = self.inside(corner)
+        inside.copy_(value.reshape(self.block)[tuple(slice(0, n) for n in inside.shape)])
+
+    def inside(self, corner: Sequence[Any]) -> Tensor:
+        starts = [int(start) for start in corner]
+        return self.tensor[tuple(slice(start, start + n) for start, n in zip(starts, self.block, strict=True))]
 
 
 @dataclass
@@ -217,8 +228,9 @@ def loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tensor:
     return found
 
 
-def stored(pointer: Pointer, value: Tensor, mask: Any = True) -> None:
-    places, chosen, values = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask), value)
+def stored(pointer: Pointer, value: Any, mask: Any = True) -> None:
+    given = (torch.as_tensor(x) for x in (pointer.offset, mask, value))
+    places, chosen, values = torch.broadcast_tensors(*given)
     assert values.shape == torch.as_tensor(pointer.offset).shape
     pointer.memory()[within(pointer, places[chosen])] = values[chosen].to(pointer.base.dtype)
 

@@ -43,7 +43,8 @@ SPECS = sorted((ROOT / "specs").glob("*.kcp"))
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/autograd.py"))
 FILES = sorted(GENERATED.glob("*/*_hopper.py"))
 SERIAL = [path for path in FILES if path.name in ("scan_hopper.py", "reverse_hopper.py", "summary_hopper.py")]
-BY_CHUNKS = [path for path in FILES if path not in SERIAL]
+PREPARING = [path for path in FILES if path.name == "prepare_hopper.py"]
+BY_CHUNKS = [path for path in FILES if path not in [*SERIAL, *PREPARING]]  # of the backward
 ERASING = sorted(path.parent.name for path in GENERATED.glob("*/summary.py"))
 KERNELS = ("scan_kernel", "reverse_kernel")
 TRANSITION = "transition_kernel"  # of ops that erase
@@ -153,17 +154,36 @@ def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, s
     assert 3 * text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA")
 
 
+PREPARE = "prepare_kernel"
+SPILLED = 16  # bytes of stack that a thread may have where four programs share the registers
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("name", [path.parent.name for path in PREPARING])
+def test_so_do_those_that_prepare_chunks(name: str, size: int) -> None:
+    """At least three programs fit a multiprocessor, by shared memory as by registers."""
+    (kernel,) = compiled(load_op(GENERATED / name), replace(in_segments(size), segments=1), [PREPARE])
+    assert kernel.src.fn.is_gluon()
+    read = resources._read(kernel)
+    assert read.stack <= SPILLED
+    assert 3 * (read.shared + RESERVED) <= SHARED_OF_TWO
+    assert 3 * 32 * read.warps * read.registers <= 65536
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_so_do_those_of_forms_that_no_op_here_has(name: str, tmp_path: Path) -> None:
     """Whether a form has such a kernel or not, its backward is launched; a portable one is not compiled again here."""
-    op = load_op(built(name, tmp_path))
+    package = built(name, tmp_path)
+    op = load_op(package)
     found: list[Any] = []
+    preparing = [PREPARE] if (package / "prepare_hopper.py").exists() else []
     import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")
     case = replace(in_segments(128), heads=1, value_heads=2)
-    with hopper.forced(True), resources._compiling_only(found, [FAR, PAIRS]):
+    with hopper.forced(True), resources._compiling_only(found, [FAR, PAIRS, *preparing]):
         evaluate(op.chunk, make_inputs(op, case, "cpu"), case, backend="triton")
-    (kernel,) = {id(kernel): kernel for kernel in found}.values()
-    assert resources._read(kernel).fits
+    kernels = {id(kernel): kernel for kernel in found}.values()
+    assert len(kernels) == 1 + len(preparing)
+    assert [read for read in map(resources._read, kernels) if not read.fits] == []
 
 
 # Which calls take them.
@@ -320,6 +340,7 @@ def test_every_op_of_the_repository_has_them() -> None:
     forms = {name: load_op(GENERATED / name).form for name in OPS}
     far = [path.parent.name for path in BY_CHUNKS if path.name.startswith("far")]
     assert far == [name for name, form in forms.items() if form.decay == "vector"]
+    assert [path.parent.name for path in PREPARING] == [name for name, form in forms.items() if form.decay != "vector"]
     assert {path.parent.name for path in BY_CHUNKS} > set(far)
 
 
@@ -407,11 +428,13 @@ def loop(source: str) -> list[ast.stmt]:
 
 
 def steps(body: Iterable[ast.stmt], modes: Mapping[str, bool]) -> Iterator[ast.stmt]:
-    """Statements in their order; branches on tensors are taken."""
+    """Statements in their order; branches on tensors are taken, loops that are unrolled go round twice."""
     for node in body:
         if isinstance(node, ast.If):
             asked = ast.unparse(node.test)
             yield from steps(node.body if modes.get(asked, True) else node.orelse, modes)
+        elif isinstance(node, ast.For) and "static_range" in ast.unparse(node.iter):
+            yield from steps([*node.body, *node.body], modes)
         else:
             yield node
 
@@ -474,11 +497,12 @@ def test_a_wait_ends_what_is_read_and_nothing_later(path: Path, modes: Mapping[s
     assert list(waiting_faults(body, modes)) == []
 
 
-@pytest.mark.parametrize("path", BY_CHUNKS, ids=lambda path: "/".join(path.parts[-2:]))
+@pytest.mark.parametrize("path", [*BY_CHUNKS, *PREPARING], ids=lambda path: "/".join(path.parts[-2:]))
 def test_so_it_does_in_each_function_of_a_kernel_by_chunks(path: Path) -> None:
     module = ast.parse(path.read_text(encoding="utf-8"))
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    loops = [node.body for node in ast.walk(module) if isinstance(node, ast.For)]
+    unrolled = "static_range"
+    loops = [n.body for n in ast.walk(module) if isinstance(n, ast.For) and unrolled not in ast.unparse(n.iter)]
     bodies = [*(node.body for node in functions), *loops]
     assert any("warpgroup_mma_wait(" in ast.unparse(node) for body in bodies for node in body)
     assert [fault for body in bodies for fault in waiting_faults(body, {})] == []

@@ -1,0 +1,269 @@
+"""`prepare_hopper.py`: what `triton_prepare` emits, in Gluon, for chunks of 64 tokens.
+
+Tokens are as many as the rows that the tensor cores multiply, so that scores and vectors are laid out alike.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from kcpgen.emit import triton_values
+from kcpgen.emit.gluon_chunks import copy_input, laid_out
+from kcpgen.emit.render import Value, render
+from kcpgen.emit.triton_imports import device_functions
+from kcpgen.emit.triton_prologue import (
+    apply_rewrites,
+    base_variable,
+    form_bases,
+    in_rows,
+    load_params,
+    local,
+    used_arguments,
+    where_summed,
+)
+from kcpgen.emit.triton_scratch import passed, scratch
+from kcpgen.plan import KernelPlan, Row
+
+TILES = ("read", "write", "A", "B", "W")  # scratch that is filled by tiles
+
+
+def in_flight(plan: KernelPlan) -> bool:
+    """Whether there is such a kernel of an op: with chunks of 64, and values that are not made of the solve."""
+    alone = len(plan.terms) == 1 and len(plan.erasing) <= 1 and not (plan.erasing and plan.pure_writes)
+    return alone and plan.decays_rows
+
+
+def emit_prepare_hopper(
+    plan: KernelPlan, shared: Mapping[str, Value], body: Mapping[str, list[str]], rows: Iterable[tuple[str, Row, int]]
+) -> str:
+    """body: lines of the portable kernel. rows: of its scores, (score, row operand, writing term)."""
+    inputs = plan.inputs_on("K")
+    (j,) = plan.terms
+    erasing = next(iter(plan.erasing), None)
+    made = [name for name in scratch(plan) if name not in [f"U_{e}" for e in plan.erasing]]
+    tiles = [name for name in made if name.split("_")[0] in TILES]
+    numbers = [name for name in made if name not in tiles]
+    vectors = {"read": plan.read.base, f"write_{j}": plan.write[j]}
+    lines = {
+        "before_keys": _by_warp(_from_tiles(plan, body["before_keys"])),
+        "formed": laid_out(_formed(plan)),
+        "finished": _by_columns(body["finished"]),
+        "strengths": _by_warp(triton_values.store_strengths(plan)),
+        "value_operands": laid_out(body["value_operands"]),
+    }
+    blocks = [[name, *_by_columns([value])] for name, value in triton_values.block_values(plan).items()]
+    scaled = _by_columns([body["scaled"][0]]) if plan.erasing else []
+    products = list(_products(plan, rows))
+    used = [*lines["formed"], *lines["finished"], *lines["value_operands"], *chain.from_iterable(blocks), *scaled]
+    named = [*chain.from_iterable(lines.values()), *chain.from_iterable(blocks), *scaled]
+    erase = plan.erase[erasing] if erasing is not None else None
+    taken = erase is not None and erase.base == plan.read.base  # W still needs what A would lie over
+    own = "gl.allocate_shared_memory(LOW, [C, C], of_operands)"
+    sources = [f"{i.name}_source" for i in inputs]
+    return render(
+        "prepare_hopper.py.jinja",
+        title=shared["title"],
+        arguments=shared["arguments"],
+        keywords=shared["keywords"],
+        sizes=shared["sizes"],
+        equations=body["equations"],
+        solve=int(bool(plan.erasing)),
+        whole_value_axis=int(plan.whole_value_axis),
+        device_functions=[f for f in device_functions(named) if f != "unit_lower_inverse"],
+        used=used_arguments(plan, named),
+        sources=sources,
+        source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
+        formed_tiles=[_tile(b) for b in plan.bases if not plan.loaded(b)],
+        block_bytes=" + ".join(f"{name}.block_type.nbytes" for name in sources),
+        block_copies=[_by_blocks(copy_input(i, 0)) for i in inputs],
+        helpers=[
+            "barriers",
+            "by_rows",
+            "fresh_product",
+            "handed_over",
+            "product",
+            *(["rounded"] if plan.erasing else []),
+        ],
+        cleared=list(_cleared(plan)),
+        kept=list(_kept(plan, vectors)) if any(name in tiles for name in vectors) else [],
+        **_handed_over(plan, used),
+        across=_loaded_across(lines["finished"]),
+        solved_across=_loaded_across([*chain.from_iterable(blocks), *scaled]),
+        sums_by_rows=list(_sums_by_rows(plan)),
+        scores=[score for score, _, _ in rows],
+        products=products,
+        awaited=_awaited([score for score, _, _ in rows]),
+        score=f"A_{j}",
+        score_place=own if taken else f"{_tile(plan.read.base)}.index(0).reshape([C, BK])",
+        inverse=f"T_{erasing}_{erasing}",
+        erase_score=f"L_{erasing}_{j}",
+        solved=f"W_{erasing}",
+        erase_tile=_tile(erase.base) if erase else "",
+        scaled_inverse=("-" if erase and erase.coefficient.could_extract_minus_sign() else "") + "".join(scaled),
+        blocks=blocks,
+        places=[*(_tile(b) for b in plan.bases), *(f"{name}_leaving" for name, _ in blocks)],
+        leaving=tiles,
+        pointers=in_rows(f"{name}_ptr" for name in numbers),
+        descriptors=[_descriptor(plan, name) for name in tiles],
+        tensors=in_rows(passed(plan, name) for name in numbers),
+        formed_when=_formed_when(plan),
+        shared_bytes=_shared_bytes(plan),
+        key_inputs_names=[i.name for i in inputs],
+        **lines,
+    )
+
+
+def _tile(base: str) -> str:
+    return f"{base}_tile"
+
+
+def _by_blocks(copy: str) -> str:
+    return copy.replace("key_start", "block * BK").replace("_tile)", "_tile.index(block))")
+
+
+def _from_tiles(plan: KernelPlan, lines: Iterable[str]) -> Iterator[str]:
+    """Inputs on the key axis come by tiles."""
+    names = "|".join(i.name for i in plan.inputs_on("K"))
+    load = re.compile(rf"load_tile\(({names})_start, .*\)$")
+    yield from (load.sub(r"by_rows(\1_tile.index(key_start // BK), inside)", line) for line in lines)
+
+
+def _formed(plan: KernelPlan) -> Iterator[str]:
+    inputs = plan.inputs_on("K")
+    yield from (f"{local(plan, i.name)} = by_rows({i.name}_tile.index(block), inside)" for i in inputs)
+    yield from load_params(plan, [p for p in plan.spec.params if p.axis == "K"])
+    yield from apply_rewrites(plan, [i.name for i in inputs], backward=False)
+    yield from form_bases(plan)
+    yield "gl.thread_barrier()"
+    for base in plan.bases:
+        yield f"{_tile(base)}.index(block).reshape([C, BK]).store({base_variable(plan, base)}.to(LOW))"
+
+
+def _cleared(plan: KernelPlan) -> Iterator[str]:
+    yield from (f"{base_variable(plan, b)} = by_rows({_tile(b)}.index(block), inside).to(LOW)" for b in plan.bases)
+    yield "gl.thread_barrier()"
+    yield from (f"{_tile(b)}.index(block).reshape([C, BK]).store({base_variable(plan, b)})" for b in plan.bases)
+
+
+def _kept(plan: KernelPlan, vectors: Mapping[str, str]) -> Iterator[str]:
+    for name, base in vectors.items():
+        tile = f"{_tile(base)}.index(block).reshape([C, BK])"
+        yield f"tma.async_copy_shared_to_global({name}_out, [at * C, block * BK], {tile})"
+
+
+def _products(plan: KernelPlan, rows: Iterable[tuple[str, Row, int]]) -> Iterator[str]:
+    def block(base: str) -> str:
+        return f"{_tile(base)}.index(block).reshape([C, BK])"
+
+    for score, row, j in rows:
+        yield f"{score} = product({block(row.base)}, {block(plan.write[j])}.permute([1, 0]), {score})"
+
+
+def _awaited(names: list[str]) -> str:
+    listed = ", ".join(names)
+    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
+
+
+def _by_warp(lines: Iterable[str]) -> list[str]:
+    """Numbers of tokens as every warp has all of them; rows of tiles get theirs, and a sum over keys comes by rows."""
+    found = []
+    for line in laid_out(lines):
+        line = line.replace("by_token", "by_warp").replace("inside = live[", "inside = live_rows[")
+        line = re.sub(r"running_sum\((\w+)", r"tl.cumsum(\1, axis=0", line)
+        line = re.sub(r"\+= (tl\.sum\(.*, axis=1\))$", r"+= gl.convert_layout(\1, by_warp)", line)
+        found.append(_replaced(line, rows=lambda x: x if x == "live_rows" else f"gl.convert_layout({x}, by_token)"))
+    return found
+
+
+def _by_columns(lines: Iterable[str]) -> list[str]:
+    """What a token has of each column of scores, where the portable kernel has one layout for rows and columns."""
+
+    def across(x: str) -> str:
+        return re.sub(NUMBERS, r"\1_across", x)
+
+    lines = (line.replace("up_to(rows)", "up_to").replace("before(rows)", "before") for line in lines)
+    return [_replaced(line, columns=across) for line in lines]
+
+
+def _handed_over(plan: KernelPlan, lines: Sequence[str]) -> dict[str, Value]:
+    """Numbers of tokens that rows or columns of tiles are scaled by, through shared memory."""
+    numbers = {*(local(plan, i.name) for i in plan.inputs_on("")), "G", "G_before", *triton_values.strengths(plan)}
+    scaling: list[str] = []
+
+    def seen(x: str) -> str:
+        scaling.append(x)
+        return x
+
+    for line in lines:
+        _replaced(line, rows=seen)
+    of_rows = dict.fromkeys(name for x in scaling for name in re.findall(NUMBERS, x) if name in numbers)
+    of_columns = {name.removesuffix("_across"): name for name in _across(lines)}
+    return {
+        "handed_over": [*{**of_rows, **of_columns}],
+        "taken_over": [f"{name} = {name}_shared.load(by_token)" for name in of_rows],
+    }
+
+
+NUMBERS = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\b(?![(.\w])")  # names that are neither called nor modules
+
+
+def _replaced(line: str, rows: Callable[[str], str] = lambda x: x, columns: Callable[[str], str] = lambda x: x) -> str:
+    """A line with every x[:, None] and x[None, :] of numbers of tokens made anew."""
+    try:
+        module = ast.parse(textwrap.dedent(line))
+    except SyntaxError:  # the head of a branch or loop
+        return line
+    before = ast.unparse(module)
+    after = ast.unparse(_Expanded(rows, columns).visit(module))
+    return line if after == before else line[: len(line) - len(line.lstrip())] + after
+
+
+class _Expanded(ast.NodeTransformer):
+    def __init__(self, rows: Callable[[str], str], columns: Callable[[str], str]) -> None:
+        self._made = {":, None": rows, "None, :": columns}
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        made = self._made.get(ast.unparse(node.slice).strip("()"))
+        if made:
+            node.value = ast.parse(made(ast.unparse(node.value)), mode="eval").body
+            return node
+        return self.generic_visit(node)
+
+
+def _loaded_across(lines: Iterable[str]) -> list[str]:
+    """Where they are used: until then they would take registers."""
+    return [f"{name} = {name.removesuffix('_across')}_shared.load(by_channel)" for name in _across(lines)]
+
+
+def _across(lines: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(name for line in lines for name in re.findall(r"\b\w+_across\b", line))
+
+
+def _sums_by_rows(plan: KernelPlan) -> Iterator[str]:
+    for planned in plan.sums:
+        yield from where_summed(plan, planned, f"{planned.name} = gl.convert_layout({planned.name}, by_token)")
+
+
+def _formed_when(plan: KernelPlan) -> str:
+    """Host code: whether operands of products are not what is copied."""
+    names = [i.name for i in plan.inputs_on("K")]
+    if not all(plan.loaded(b) for b in plan.bases) or any(planned.rewrite is None for planned in plan.sums):
+        return "True"
+    options = dict.fromkeys(r.option for r in plan.rewrites if r.target in names)
+    return " or ".join(f"{option}_mode > 0" for option in options) or "False"
+
+
+def _shared_bytes(plan: KernelPlan) -> str:
+    """Host code: of vectors, the solve and B."""
+    vectors = len(plan.inputs_on("K")) + sum(not plan.loaded(b) for b in plan.bases)
+    return f"2 * {vectors} * C * KP" + (" + 6 * C * C" if plan.erasing else "")
+
+
+def _descriptor(plan: KernelPlan, name: str) -> str:
+    columns = "C" if name[0] in "AB" else "BK"
+    made = f"tile_descriptor(prepared.{name}, C, {columns})"
+    return f"None if in_place else {made}" if passed(plan, name).startswith("None if in_place") else made

@@ -1,0 +1,228 @@
+"""`prepare` for Hopper leaves behind what the portable kernel does, emulated: nothing but a GPU runs Gluon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kcpgen.runtime import hopper
+from kcpgen.runtime.launch import Tiles
+from kcpgen.runtime.layout import ChunkLayout
+from kcpgen.verify.cases import Case
+from kcpgen.verify.compare import evaluate
+from kcpgen.verify.inputs import make_inputs
+from kcpgen.verify.op import load_op
+from tests.conftest import ROOT
+from tests.kernels.forms import built
+from tests.kernels.gluon_by_chunks import launcher
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NaN, in the interpreter
+FILES = {path.parent.name: path for path in sorted((ROOT / "generated").glob("*/prepare_hopper.py"))}
+ENDS = (0, 70, 150)  # behind a chunk of 6 tokens there is a sequence of NaN
+RESET = 5  # a token that forgets all
+BOUND = (4e-3, 3e-4)  # of the greatest error by the greatest element, 16 bits; and of the norms
+SOLVED = (1e-4, 1e-4)  # of (I - L)^-1 in fp32, from products of 16 bits in three parts
+ALL = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    op: str
+    keys: int
+    values: int
+    heads: int = 2
+    apart: bool = False  # every sequence begins with a batch row, so that vectors may be read in place
+    training: bool = True
+    options: tuple[str, ...] = ()
+
+
+CASES = {
+    "gdn in groups": Sizes("gdn", 128, 128, heads=1),
+    "gdn in place": Sizes("gdn", 128, 64, apart=True),
+    "gdn in inference": Sizes("gdn", 64, 64, apart=True, training=False),
+    "gdn odd": Sizes("gdn", 72, 72, options=ALL),
+    "comba": Sizes("comba", 128, 128, options=ALL[:1]),
+    "comba in place": Sizes("comba", 64, 64, apart=True),
+    "delta_rule": Sizes("delta_rule", 128, 64),
+    "delta_rule narrow": Sizes("delta_rule", 64, 64, options=ALL[:1]),
+    "simple_gla": Sizes("simple_gla", 128, 72, heads=1),
+    "simple_gla in inference": Sizes("simple_gla", 64, 64, apart=True, training=False),
+}
+FORMS = (
+    "an_erase_before_a_scalar_decay",
+    "a_gate_that_is_a_sum_over_keys",
+    "sums_in_sums",
+    "values_of_a_group_and_of_a_head",
+    "values_made_with_a_sum_over_keys",
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of the kernel's launcher, and what the portable kernel left behind."""
+
+    module: Any
+    operands: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    expected: Any
+
+    @property
+    def layout(self) -> ChunkLayout:
+        return next(x for x in self.operands if isinstance(x, ChunkLayout))
+
+
+@cache
+def call(sizes: Sizes) -> Call:
+    return recorded(ROOT / "generated" / sizes.op, sizes)
+
+
+def recorded(package: Path, sizes: Sizes) -> Call:
+    op = load_op(package)
+    case = Case(
+        label="prepare",
+        backend="triton",
+        tokens=128 if sizes.apart else ENDS[-1],
+        heads=sizes.heads,
+        value_heads=2,
+        key_width=sizes.keys,
+        value_width=sizes.values,
+        offsets=None if sizes.apart else ENDS,
+        dtype="bfloat16",
+        keywords=dict.fromkeys(sizes.options, True),
+        segments=1,
+    )
+    inputs = make_inputs(op, case, "cpu")
+    with torch.no_grad():
+        for x in inputs.tokens.values():
+            if not sizes.apart:
+                x[:, ENDS[1] :] = torch.nan
+        for decay in op.description.log_decays:
+            inputs.tokens[decay][:, RESET] = -torch.inf
+    name = op.chunk.__module__.rpartition(".")[0]
+    module, portable = (import_module(f"{name}.{stem}") for stem in ("prepare_hopper", "prepare"))
+    found: list[Call] = []
+
+    def launched(*operands: Any, **keywords: Any) -> bool:
+        found.append(Call(module, operands, keywords, next(x for x in operands if isinstance(x, portable.Prepared))))
+        return False
+
+    settled = hopper.settled
+
+    def asked(tiles: Tiles, device: torch.device) -> Tiles:
+        tiles = settled(tiles, device)
+        return replace(tiles, prepare=replace(tiles.prepare, in_flight=True))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hopper, "settled", asked)
+        patch.setattr(module, "prepare_on_hopper", launched)
+        if sizes.training:
+            evaluate(op.chunk, inputs, case, backend="triton")
+        else:
+            with torch.no_grad():
+                op.chunk(**inputs.tokens, **inputs.params, **inputs.keywords, backend="triton")
+    return found[0]
+
+
+def scratch(given: Call) -> dict[str, Tensor]:
+    """Tensors that the kernel fills: the scan has those of corrected values, and inputs stay as they are."""
+    inputs = [x.data_ptr() for x in given.operands if isinstance(x, Tensor)]
+    named = {field.name: getattr(given.expected, field.name) for field in fields(given.expected)}
+    tensors = {n: x for n, x in named.items() if isinstance(x, Tensor) and x.data_ptr() not in inputs}
+    erasing = any(name.startswith("W_") for name in tensors)
+    modes = [value for name, value in given.keywords.items() if name.endswith("_mode")]
+    unfilled = [
+        *(["U_0"] if erasing else []),
+        *(["sums"] if modes and not any(modes) else []),
+    ]  # of options that are off
+    return {n: x for n, x in tensors.items() if n not in unfilled}
+
+
+def emulated(given: Call, source: Path) -> dict[str, Tensor]:
+    """What the kernel in that file makes of it, in two launches, the later one first."""
+    empty = {n: torch.full_like(x, torch.nan) for n, x in scratch(given).items()}
+    operands = [replace(given.expected, **empty) if x is given.expected else x for x in given.operands]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(given.module, "prepare_kernel", launcher(source))
+        for chunks in (range(1, given.layout.chunk_count), range(1)):
+            assert given.module.prepare_on_hopper(*operands, **{**given.keywords, "chunks": chunks})
+    return empty
+
+
+def check(given: Call, source: Path) -> None:
+    found = emulated(given, source)
+    last = given.layout.sequences[-1].tolist()[3] if given.layout.sequence_count > 1 else given.layout.chunk_count
+    for name, whole in scratch(given).items():
+        expected = whole[:last].double()
+        assert expected.isfinite().all(), name
+        off = found[name][:last].double() - expected
+        assert not off[expected == 0].any(), name
+        errors = float(off.abs().max() / expected.abs().max()), float(off.norm() / expected.norm())
+        bounds = SOLVED if name.startswith("T_") else BOUND
+        assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), (name, errors)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_leaves_what_the_portable_kernel_leaves(case: str) -> None:
+    check(call(CASES[case]), FILES[CASES[case].op])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_so_it_does_of_forms_that_no_op_here_has(form: str, tmp_path: Path) -> None:
+    package = built(form, tmp_path)
+    check(recorded(package, Sizes(form, 64, 72, heads=1)), package / "prepare_hopper.py")
+
+
+def test_every_such_kernel_is_here() -> None:
+    assert {sizes.op for sizes in CASES.values()} == set(FILES)
+
+
+# What such a test is worth: faults planted in a copy of a kernel, and the first thing that is wrong then.
+FAULTS = [
+    ("gdn in groups", "L_0_0 *= (-beta)[:, None]", "L_0_0 *= beta[:, None]", "B_0_0"),
+    ("gdn in groups", "tl.exp2(G_across)[None, :]", "tl.exp2(-G_across)[None, :]", "W_0"),
+    ("gdn in groups", "rounded(-T_0_0", "rounded(T_0_0", "W_0"),
+    ("gdn in groups", "up_to = rows[:, None] >= tokens", "up_to = rows[:, None] > tokens", "A_0"),
+    ("gdn in groups", "if count < C:", "if count < 0:", "read"),
+    ("gdn in groups", "[at * C, block * BK], erase)", "[at * C, 0], erase)", "W_0"),
+    ("gdn in groups", "        gl.thread_barrier()\n        erase.store", "        erase.store", "may still read"),
+    (
+        "gdn in groups",
+        "        mbarrier.wait(arrived.index(0), 0)\n        if count",
+        "        if count",
+        "before it is there",
+    ),
+    ("gdn in groups", "KP // BK * (q_source", "(q_source", "more bytes than a barrier expects"),
+    (
+        "gdn odd",
+        "    tma.store_wait(0)\n    gl.thread_barrier()\n",
+        "    gl.thread_barrier()\n",
+        "while it is copied out",
+    ),
+    ("gdn odd", "tl.rsqrt(sum_1 + 1e-06)[:, None] * k", "tl.rsqrt(sum_0 + 1e-06)[:, None] * k", "write_0|A_0"),
+    ("gdn odd", "    fence_async_shared()\n    if read_out", "    if read_out", "not fenced"),
+    ("comba", "tl.exp2(G_before_across)", "tl.exp2(G_across)", "W_0"),
+    ("comba", "    tma.store_wait(0)\n    k_tile._keep", "    k_tile._keep", "ends while tiles are copied out"),
+    ("delta_rule", "A_0 = tl.where(up_to, A_0, 0.0)", "pass", "A_0"),
+    ("simple_gla", "tl.exp2(G_from), mask=rows > 0", "tl.exp2(G), mask=rows > 0", "to_end"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "right", "wrong", "said"), FAULTS, ids=[f"{case}: {right.strip()}" for case, right, *_ in FAULTS]
+)
+def test_a_planted_fault_is_found(case: str, right: str, wrong: str, said: str, tmp_path: Path) -> None:
+    sizes = CASES[case]
+    text = FILES[sizes.op].read_text(encoding="utf-8")
+    assert right in text, "what this fault changes is gone; choose something else"
+    source = tmp_path / FILES[sizes.op].name
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(AssertionError, match=said):
+        check(call(sizes), source)
