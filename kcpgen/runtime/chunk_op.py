@@ -132,8 +132,9 @@ class Run:
 
 
 def _window(layout: ChunkLayout, sequences: range) -> ChunkLayout:
-    rows = layout.sequences[sequences.start : sequences.stop]
-    return replace(layout, sequences=rows, sequence_count=len(sequences))
+    some = slice(sequences.start, sequences.stop)
+    rows, lengths = layout.sequences[some], layout.lengths[some]
+    return replace(layout, sequences=rows, sequence_count=len(sequences), lengths=lengths)
 
 
 class _Op:
@@ -289,8 +290,7 @@ class Forward(_Op):
         count = segment_count(before[sequence + 1] - before[sequence], programs)
 
         def cut() -> ChunkLayout:
-            table = segments(offsets, sequence, layout.chunk, count, str(layout.sequences.device))
-            return replace(layout, sequences=table, sequence_count=len(table))
+            return layout.over(segments(offsets, sequence, layout.chunk, count))
 
         within = layout.once(("segments", sequence, count), cut)
         parts = out.new_empty(within.sequence_count, self.heads, self.keys, self.keys)

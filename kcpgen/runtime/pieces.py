@@ -6,16 +6,14 @@ A segment is nothing but a row of the layout's `sequences` table: chunks and scr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from kcpgen.runtime.layout import ChunkLayout
-
-Row = tuple[int, int, int, int]  # of ChunkLayout.sequences
+from kcpgen.runtime.layout import ChunkLayout, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +80,17 @@ def cut(
     device = layout.sequences.device
     first = list(accumulate(map(len, chains), initial=0))
 
-    def table(rows: list[Row]) -> ChunkLayout:
-        sequences = torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device)
-        return replace(layout, sequences=sequences, sequence_count=len(rows))
-
     def index(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)
 
     return Pieces(
-        whole=table(whole),
-        pieces=table([row for chain in chains for row in chain]),
-        leading=table([row for chain in chains for row in chain[:-1]]),
-        following=table([row for chain in chains for row in chain[1:]]),
-        inner=table([row for chain in chains for row in chain[1:-1]]),
-        beginnings=table([chain[0] for chain in chains]),
-        ends=table([chain[-1] for chain in chains]),
+        whole=layout.over(whole),
+        pieces=layout.over([row for chain in chains for row in chain]),
+        leading=layout.over([row for chain in chains for row in chain[:-1]]),
+        following=layout.over([row for chain in chains for row in chain[1:]]),
+        inner=layout.over([row for chain in chains for row in chain[1:-1]]),
+        beginnings=layout.over([chain[0] for chain in chains]),
+        ends=layout.over([chain[-1] for chain in chains]),
         inner_counts={chosen.start + n: len(chain) - 2 for n, chain in zip(numbers[True], chains, strict=True)},
         whole_sequences=index(numbers[False]),
         sequences=index(numbers[True]),

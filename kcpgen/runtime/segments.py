@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-import torch
-from torch import Tensor
+from kcpgen.runtime.layout import Row
 
 
 def chunks_before(offsets: Sequence[int], chunk: int) -> list[int]:
@@ -19,13 +18,12 @@ def segment_count(chunks: int, programs: int, multiprocessors: int = 132, shorte
     return max(1, min(chunks // shortest, multiprocessors // programs))
 
 
-def segments(offsets: tuple[int, ...], sequence: int, chunk: int, count: int, device: str) -> Tensor:
+def segments(offsets: tuple[int, ...], sequence: int, chunk: int, count: int) -> list[Row]:
     """Rows of `ChunkLayout.sequences` for the parts of one sequence, each a whole number of chunks but the last."""
     begin, end = offsets[sequence], offsets[sequence + 1]
     first_chunk = chunks_before(offsets, chunk)[sequence]
     length = -(-(end - begin) // (count * chunk)) * chunk
-    rows = [
+    return [
         (0, start, min(length, end - start), first_chunk + (start - begin) // chunk)
         for start in range(begin, end, max(length, chunk))
     ]
-    return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(device, non_blocking=True)

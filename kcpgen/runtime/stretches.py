@@ -71,8 +71,7 @@ def layouts(layout: ChunkLayout, tokens: int, stretches: tuple[range, ...]) -> t
 
     def of(chunks: range) -> ChunkLayout:
         begin = chunks.start * C
-        row = [0, begin, min(chunks.stop * C, tokens) - begin, chunks.start]
-        return replace(layout, sequences=torch.tensor([row], dtype=torch.int32).to(layout.sequences.device))
+        return layout.over([(0, begin, min(chunks.stop * C, tokens) - begin, chunks.start)])
 
     return layout.once(("stretches", stretches), lambda: tuple(map(of, stretches)))
 

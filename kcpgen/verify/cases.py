@@ -94,6 +94,7 @@ def gpu_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(base, label="fp32", dtype="float32"),
         *_corners(op, replace(base, tokens=200)),
         *_cut(base),
+        _many(base),
         *([] if quick else [replace(base, label="T=32768", tokens=32768, heads=1, value_heads=1)]),
     )
 
@@ -116,6 +117,13 @@ def _cut(base: Case) -> Iterator[Case]:
     yield replace(base, label="fp32 in 4 segments", segments=4, dtype="float32")
     packed = replace(base, batch=1, offsets=EMPTY_ENDS, tokens=EMPTY_ENDS[-1], key_width=100, value_width=60)
     yield replace(packed, label="packed, K=100 V=60, in 3 segments", segments=3)
+
+
+def _many(base: Case) -> Case:
+    """More programs of 64 columns than multiprocessors, so that serial kernels may take 128, and a border of sequences
+    within a chunk."""
+    packed = replace(base, label="many heads, packed", offsets=(0, 100, 200), tokens=200, heads=40, value_heads=40)
+    return replace(packed, key_width=128, value_width=128)
 
 
 def _corners(op: Op, base: Case) -> Iterator[Case]:

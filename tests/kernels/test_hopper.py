@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -28,7 +28,7 @@ from kcpgen.emit.triton_kernels import emit_triton
 from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
 from kcpgen.runtime import hopper
-from kcpgen.runtime.launch import ScanTiles, Tiles, choose_tiles
+from kcpgen.runtime.launch import ScanTiles, Tiles, choose_tiles, padded
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.verify import resources
 from kcpgen.verify.cases import Case
@@ -48,8 +48,9 @@ BY_CHUNKS = [path for path in FILES if path not in [*SERIAL, *PREPARING]]  # of 
 ERASING = sorted(path.parent.name for path in GENERATED.glob("*/summary.py"))
 KERNELS = ("scan_kernel", "reverse_kernel")
 TRANSITION = "transition_kernel"  # of ops that erase
-SHARED_OF_TWO, RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and what a program takes beside
 MOST_WAITS = 5  # of one kernel; where products cannot be in flight together, each of them is waited for
+REGISTERS_OF_ALL = 64 * 1024  # a multiprocessor's
+ADDRESSES = 32  # bytes of stack at most of a wide program: addresses for its last chunk's output
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 TILES = ScanTiles(value_block=64, warps=4, stages=3)
@@ -88,9 +89,9 @@ def instructions(kernel: Any) -> str:
     return ran.stdout
 
 
-def check_kernels(op: Op, size: int) -> None:
+def check_kernels(op: Op, case: Case) -> list[Any]:
     """They are those in roles, fit, and keep products in flight."""
-    found = compiled(op, in_segments(size))
+    found = compiled(op, case)
     assert [kernel.src.fn.__name__ for kernel in found if not kernel.src.fn.is_gluon()] == []
     for name, count in [*((name, 2) for name in KERNELS), *([(TRANSITION, 1)] if op.form.erases else [])]:
         variants = [kernel for kernel in found if kernel.src.fn.__name__ == name]
@@ -103,6 +104,7 @@ def check_kernels(op: Op, size: int) -> None:
         assert 0 < 2 * sum(waits) <= sum(products), (name, waits, products)
         if name == TRANSITION:
             check_transitions(texts[0], op.form.erases)
+    return found
 
 
 def check_transitions(text: str, erases: int) -> None:
@@ -113,7 +115,7 @@ def check_transitions(text: str, erases: int) -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_kernels_in_roles_compile_and_keep_products_in_flight(name: str) -> None:
-    check_kernels(load_op(GENERATED / name), 128)
+    check_kernels(load_op(GENERATED / name), in_segments(128))
 
 
 def test_what_two_erases_read_is_in_flight_together(tmp_path: Path) -> None:
@@ -131,7 +133,36 @@ def test_what_two_erases_read_is_in_flight_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decay", ["scalar", "vector"])
 def test_so_they_do_where_keys_are_narrow(decay: str) -> None:
     ops = (load_op(GENERATED / name) for name in OPS)
-    check_kernels(next(op for op in ops if op.form.decay == decay and op.form.erases), 64)
+    check_kernels(next(op for op in ops if op.form.decay == decay and op.form.erases), in_segments(64))
+
+
+def forms_of_ops() -> list[str]:
+    """An op for each form."""
+    return sorted({load_op(GENERATED / name).form: name for name in reversed(OPS)}.values())
+
+
+def columns_of(kernel: Any) -> int:
+    (place,) = (n for n, name in enumerate(kernel.src.fn.arg_names) if name == "BV")
+    return int(kernel.src.constants[(place,)])
+
+
+@pytest.mark.parametrize(("name", "size"), [*((name, 128) for name in forms_of_ops()), (ERASING[0], 64)])
+def test_so_do_those_of_128_columns(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scans and reverse scans; where two narrow programs fit a multiprocessor nobody asks. What little stack there is
+    holds addresses that wait for the last chunk, and multiplying warps have all that those which load can spare."""
+    op = load_op(GENERATED / name)
+    monkeypatch.setattr(hopper, "columns", lambda *sizes: hopper.WIDE)
+    found = check_kernels(op, replace(in_segments(size), value_width=128))
+    serial = [kernel for kernel in found if kernel.src.fn.__name__ in KERNELS]
+    wide = [kernel for kernel in serial if columns_of(kernel) == hopper.WIDE]
+    assert wide or op.form.erases == 0
+    for kernel in wide:
+        read, text = resources._read(kernel), instructions(kernel)
+        assert (read.warps, read.registers) == (8 + 4, hopper.REGISTERS[hopper.WIDE])  # loading counts as four
+        assert 32 * read.warps * read.registers <= REGISTERS_OF_ALL
+        assert f"0x{(read.warps * read.registers - 4 * hopper.LOADER_REGISTERS) // 8:x} ;" in text
+        assert read.stack <= ADDRESSES
+        assert re.findall(r"\b(?:STL|LDL)\b", text[text.index("HGMMA") : text.rindex("HGMMA")]) == []
 
 
 FAR, PAIRS = "far_gradients_kernel", "gradients_kernel"
@@ -149,7 +180,7 @@ def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, s
         return
     read = resources._read(kernel)
     assert read.fits
-    assert 2 * (read.shared + RESERVED) <= SHARED_OF_TWO
+    assert 2 * (read.shared + hopper.RESERVED) <= hopper.SHARED_OF_TWO
     text = instructions(kernel)
     assert 3 * text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA")
 
@@ -166,7 +197,7 @@ def test_so_do_those_that_prepare_chunks(name: str, size: int) -> None:
     assert kernel.src.fn.is_gluon()
     read = resources._read(kernel)
     assert read.stack <= SPILLED
-    assert 3 * (read.shared + RESERVED) <= SHARED_OF_TWO
+    assert 3 * (read.shared + hopper.RESERVED) <= hopper.SHARED_OF_TWO
     assert 3 * 32 * read.warps * read.registers <= 65536
 
 
@@ -191,7 +222,8 @@ def test_so_do_those_of_forms_that_no_op_here_has(name: str, tmp_path: Path) -> 
 
 def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128) -> Any:
     scores = torch.empty(1, dtype=dtype)
-    return SimpleNamespace(A_0=scores, key_width=key_width, values=values, values_in_place=True)
+    sizes = {"key_width": key_width, "values": values, "value_width": max(64, padded(values)), "heads": 4}
+    return SimpleNamespace(A_0=scores, values_in_place=True, **sizes)
 
 
 LAYOUT = chunk_layout(1, 100, None, 32, CPU)
@@ -238,6 +270,83 @@ def test_other_calls_are_left_to_the_portable_kernels(call: Any, layout: ChunkLa
     assert not summary.transitions_in_roles(call, layout, tiles, torch.empty(0))
     nothing = {"state_gradients": None, "final_state_gradient": None, "initial_state_gradient": None}
     assert not reverse.reverse_in_roles(call, layout, tiles, do=torch.empty(0), gradients=(), **nothing)
+
+
+def bytes_of(tile: int, leaving: int) -> Callable[[int], tuple[int, int]]:
+    """Of tiles that are all as wide as the state's block is; by its columns."""
+    return lambda block: (tile * block // 64, leaving * block // 64)
+
+
+@pytest.mark.parametrize(
+    ("values", "tile_bytes", "leaving_bytes", "expected"),
+    [
+        (128, 40_000, 16_000, (128, 2)),
+        (120, 40_000, 16_000, (128, 2)),
+        (64, 40_000, 16_000, (64, 3)),  # there are no 128 columns
+        (128, 25_000, 5_000, (64, 4)),  # two such programs fit a multiprocessor
+        (128, 60_000, 16_000, (64, 2)),  # twice the tiles fit none
+        (128, 120_000, 16_000, (64, 0)),  # nor do these
+    ],
+)
+def test_wide_programs_are_asked_for_where_they_fit_and_two_narrow_ones_do_not(
+    values: int, tile_bytes: int, leaving_bytes: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = prepared(values=values)
+    shared = bytes_of(tile_bytes, leaving_bytes)
+    assert hopper.columns_and_stages(call, LAYOUT, TILES, shared)[0] == 64  # no multiprocessors
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: call.heads * 3 // 2)  # 4 heads of 128 columns
+    assert hopper.columns_and_stages(call, LAYOUT, TILES, shared) == expected
+    more = replace(LAYOUT, lengths=(4, 4, 4))
+    assert hopper.columns_and_stages(call, more, TILES, shared) == expected
+    fewer = replace(LAYOUT, lengths=())
+    assert hopper.columns_and_stages(call, fewer, TILES, shared)[0] == 64
+    assert hopper.programs(call, LAYOUT, expected[0]) == (call.heads * call.value_width // expected[0],)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "programs", "expected"),
+    [
+        ((128,), 192, 128),  # 96 heads of 128 columns: two waves of narrow programs, one of wide ones
+        ((128,), 132, 64),
+        ((128,), 133 + 1, 128),
+        ((128,), 264, 128),
+        ((128,), 266, 64),  # three waves, two
+        ((128,) * 2, 264, 128),  # four, two
+        ((128,) * 5, 132, 64),  # five, three
+        ((128,) * 24, 132, 128),
+        ((0, 0), 192, 64),
+        ((), 192, 64),
+        ((100, 101, 102), 64, 128),
+        ((1000, 10, 10), 64, 64),  # the long one's programs begin at once, and are done last
+        ((10, 10, 1000), 64, 64),
+        ((128,) * 40 + (120,), 132, 64),  # too many to follow
+    ],
+)
+def test_columns_are_those_that_take_less_time(lengths: tuple[int, ...], programs: int, expected: int) -> None:
+    assert hopper.columns(lengths, programs, 132) == expected
+    assert hopper.columns(lengths, programs, 0) == 64  # programs do not run side by side
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=8).map(tuple),
+    programs=st.integers(1, 20),
+    processors=st.integers(1, 40),
+)
+def test_programs_take_as_long_as_their_schedule(lengths: tuple[int, ...], programs: int, processors: int) -> None:
+    """Step by step: whoever is free takes the next program."""
+    found = hopper.steps(lengths, programs, processors)
+    waiting = [length for length in lengths for _ in range(programs)]
+    if len(waiting) > hopper.MOST_WAVES * processors and len(set(lengths)) > 1:
+        assert found == 0
+        return
+    running: list[int] = []
+    passed = 0
+    while waiting or running:
+        free = processors - len(running)
+        running, waiting = running + waiting[:free], waiting[free:]
+        running = [left - 1 for left in running if left > 1]
+        passed += 1
+    assert found == passed
 
 
 @cache

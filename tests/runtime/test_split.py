@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcpgen.runtime import split
+from kcpgen.runtime.chunk_op import _window
 from kcpgen.runtime.layout import CHECKPOINT, chunk_layout
 from kcpgen.runtime.pieces import chunk_counts, cut, multiprocessors
 from kcpgen.runtime.split import (
@@ -126,6 +127,10 @@ def test_segments_are_the_sequences(lengths: list[int], count: int, packed: bool
         return
     found = cut(layout, batch, starts, counts)
     rows = layout.sequences.tolist()
+    for some in (layout, found.whole, found.pieces, found.leading, found.following, found.inner):
+        assert some.lengths == tuple(-(-tokens // 16) for _, _, tokens, _ in some.sequences.tolist())
+    some = _window(layout, range(1, len(rows)))
+    assert (some.sequences.tolist(), some.lengths) == (rows[1:], layout.lengths[1:])
     assert found.whole.sequences.tolist() == [rows[n] for n in found.whole_sequences.tolist()]
     assert sorted(found.whole_sequences.tolist() + found.sequences.tolist()) == list(range(len(rows)))
     pieces, leading, following, inner = (

@@ -49,6 +49,8 @@ def test_halves_of_what_is_large(chunks: int, heads: int, cut: int) -> None:
 def test_gradients_take_long_stretches_in_two_portions() -> None:
     layout = chunk_layout(1, 8192, None, 32, torch.device("cpu"))
     cuts = (range(128), range(128, 208), range(208, 256))
-    behind = Behind(cuts, layouts(layout, 8192, cuts))
+    rows = layouts(layout, 8192, cuts)
+    assert [row.lengths for row in rows] == [(128,), (80,), (48,)]
+    behind = Behind(cuts, rows)
     behind._done = [None] * 3
     assert list(behind.once_reversed()) == [range(208, 256), range(128, 208), range(64, 128), range(64)]
