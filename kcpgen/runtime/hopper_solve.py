@@ -32,45 +32,41 @@ def unit_lower_inverse(L, C: gl.constexpr):
 def with_solved_blocks(L, C: gl.constexpr):
     """L, but in its 16 x 16 diagonal blocks the inverses of those of I - L.
 
-    Forward substitution in fp32: every thread owns a column of a block, the entries of L it needs come by broadcast.
+    Forward substitution in fp32: every thread owns a column of a block, and reads whole rows of L there.
     """
     BLOCKS: gl.constexpr = C // BLOCK
-    by_column: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [gl.num_warps(), 1], [1, 0])
     tiles = L.reshape([BLOCKS, BLOCK, BLOCKS, BLOCK])
     of_rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, tiles.type.layout)))
     of_columns: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tiles.type.layout)))
     own = gl.arange(0, BLOCKS, of_rows)[:, None, None, None] == gl.arange(0, BLOCKS, of_columns)[None, None, :, None]
 
-    # An entry of all blocks side by side, so that one address serves them all.
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    entries = gl.allocate_shared_memory(gl.float32, [BLOCK * BLOCK, BLOCKS], flat)
-    diagonal = gl.sum(gl.where(own, tiles, 0.0), axis=2)
-    entries.store(diagonal.permute([1, 2, 0]).reshape([BLOCK * BLOCK, BLOCKS]))
-    entry = entries._reinterpret(gl.float32, [BLOCK * BLOCK, BLOCKS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    # A row of all blocks side by side.
+    diagonal = gl.sum(gl.where(own, tiles, 0.0), axis=2).permute([1, 0, 2]).reshape([BLOCK, C])
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    rows = gl.allocate_shared_memory(gl.float32, [BLOCK, 1, C], plain)
+    rows._reinterpret(gl.float32, [BLOCK, C], plain).store(diagonal)
 
+    of_blocks: gl.constexpr = gl.BlockedLayout([1, BLOCK, 1], [2, 1, 16], [gl.num_warps(), 1, 1], [1, 2, 0])
+    by_column: gl.constexpr = gl.SliceLayout(1, of_blocks)  # [blocks, columns]
+    # A row of L as threads take it, 16 entries each: so it needs no change of layout.
+    of_entries: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
+        lane_bases=[[0, 0], [0, 0], [0, 0], [0, 0], [0, 16]],
+        warp_bases=[[0, 32], [0, 0]],
+        block_bases=[],
+        shape=[1, C],
+    )
+    row = gl.arange(0, BLOCK, gl.SliceLayout(0, gl.SliceLayout(2, of_blocks)))
     column = gl.arange(0, BLOCK, gl.SliceLayout(0, by_column))
-    nothing = gl.zeros([BLOCKS, BLOCK], gl.float32, by_column)
-    solved = ()
+    solved = gl.zeros([BLOCKS, BLOCK, BLOCK], gl.float32, of_blocks)
     for t in gl.static_range(BLOCK):
-        found = gl.where(column == t, 1.0, 0.0)[None, :] + nothing
-        for s in gl.static_range(t):
-            found += entry.index(t * BLOCK + s).load(gl.SliceLayout(1, by_column))[:, None] * solved[s]
-        solved = solved + (found,)  # type: ignore[assignment]  # noqa: RUF005 (Triton's own way to grow a tuple)
-    for _ in gl.static_range(4):  # BLOCK = 2^4
-        solved = halves_joined(solved)
-    blocks = solved[0].reshape([BLOCKS, BLOCK, BLOCK]).permute([0, 2, 1])  # type: ignore[misc]
-    blocks = gl.convert_layout(blocks, gl.SliceLayout(2, tiles.type.layout))
-    return gl.where(own, blocks[:, :, None, :], tiles).reshape([C, C])
-
-
-@gluon.jit
-def halves_joined(parts):
-    """Half as many, each joined with the one that is half of them away."""
-    joined = ()
-    for n in gl.static_range(len(parts) // 2):
-        pair = gl.join(parts[n], parts[n + len(parts) // 2])
-        joined = joined + (pair,)  # type: ignore[assignment]  # noqa: RUF005 (as above)
-    return joined
+        entries = gl.convert_layout(
+            rows.index(t).load(of_entries).reshape([BLOCKS, BLOCK]), gl.SliceLayout(2, of_blocks)
+        )
+        found = gl.sum(entries[:, :, None] * solved, axis=1) + gl.where(column == t, 1.0, 0.0)[None, :]
+        solved = gl.where((row == t)[None, :, None], found[:, None, :], solved)
+    solved = gl.convert_layout(solved, gl.SliceLayout(2, tiles.type.layout))
+    return gl.where(own, solved[:, :, None, :], tiles).reshape([C, C])
 
 
 @gluon.jit

@@ -203,7 +203,8 @@ class Program:
             "int64": torch.int64,
         }
         more = {
-            **dict.fromkeys(("BlockedLayout", "NVMMASharedLayout"), lambda *arguments: None),
+            **dict.fromkeys(("BlockedLayout", "NVMMASharedLayout", "SwizzledSharedLayout"), lambda *arguments: None),
+            "DistributedLinearLayout": lambda **bases: None,
             "num_warps": lambda: 4,
             "to_tensor": torch.tensor,
             "full": lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
@@ -211,7 +212,6 @@ class Program:
             "allocate_shared_memory": self.allocate,
             "thread_barrier": self.meet,
             "join": lambda one, other: torch.stack([one, other], -1),
-            "SwizzledSharedLayout": lambda *arguments: None,
         }
         vars(names["gl"]).update(common, **more)
         names["tl"] = SimpleNamespace(**common)
