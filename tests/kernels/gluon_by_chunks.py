@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ def launcher(path: Path) -> Any:
     """
     names = globals_of_kernels()
     define(Path(ops.__file__), jitted(Path(ops.__file__)), names)
-    define(Path(hopper_ops.__file__), {"running_sum", "by_rows", "by_keys"}, names)
+    define(Path(hopper_ops.__file__), {"running_sum", "by_rows", "by_keys", "in_halves"}, names)
     define(path, jitted(path), names)
     names |= {name: getattr(ops, name).value for name in ("NO_DECAY_BELOW", "LOG2_E", "REACH")}
     (kernel,) = (names[name] for name in jitted(path) if name.endswith("_kernel"))
@@ -122,8 +123,7 @@ class Tile:
         return Tile(self.held.narrow(dim, start, length), self.memory)
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: None) -> Tile:
-        assert dtype is self.dtype
-        return self.reshape(shape)
+        return Tile(self.held.view(dtype).view(tuple(shape)), self.memory)
 
     def load(self, layout: None) -> Tensor:
         self.memory.check_read()
@@ -278,4 +278,8 @@ def converted(x: Tensor, layout: None) -> Tensor:
 
 
 def summed(x: Tensor, axis: int, reverse: bool = False) -> Tensor:
-    return x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis)
+    """One after another in fp32, as Triton's interpreter does: torch takes the sums in between in fp64, and decays of
+    pairs, differences of large ones, would be rounded to 16 bits the other way."""
+    if reverse:
+        return summed(x.flip(axis), axis).flip(axis)
+    return torch.from_numpy(numpy.cumsum(x.numpy(), axis))

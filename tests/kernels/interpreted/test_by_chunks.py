@@ -124,6 +124,7 @@ def call(sizes: Sizes) -> Call:
     def recorded(*operands: Any, states: StatesAround, **keywords: Any) -> bool:
         expected = {n: x for n, x in keywords.items() if is_result(n) and x is not None}
         given = {n: x.clone() if n in expected else x for n, x in keywords.items()}
+        given["corrected_gradients"] = tuple(x.clone() for x in keywords["corrected_gradients"])  # dR takes their place
         found.append(Call(module, operands, {**given, "states": replace(states)}, expected))
         return False
 
@@ -155,10 +156,7 @@ def by_chunk(name: str, far: bool) -> bool:
 def emulated(given: Call, source: Path) -> dict[str, Tensor]:
     """What the kernel in that file makes of it, in two launches, the later one first."""
     far = given.function == "far_gradients"
-    results = {n: given.keywords[n].clone() for n in given.expected}
-    for n in results:
-        if far or n != "d_beta":  # which holds what the value axis has added
-            results[n].fill_(torch.nan)
+    results = {n: torch.full_like(given.keywords[n], torch.nan) for n in given.expected}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(given.module, f"{given.function}_kernel", launcher(source))
         for chunks in (range(1, given.layout.chunk_count), range(1)):
@@ -275,6 +273,46 @@ FAULTS = [
     ("delta_rule", "d_beta -= ", "d_beta += ", "d_beta"),
     ("simple_gla odd", "running_sum(dG, reverse=True)", "running_sum(dG)", "d_g"),
     ("simple_gla narrow", "fresh_product(dA_0_tile.permute([1, 0]), read", "fresh_product(dA_0_tile, read", "d_g"),
+    ("gdn in groups", "    dR_0 = product(T_0_0, dU_0_rest_tile, dR_0)\n", "", "d_v"),
+    ("gdn in groups", "in_halves(T_0_0_tile.permute([1, 0])", "in_halves(T_0_0_tile", "d_v"),
+    ("gdn in groups", "T_0_0, [at * C, 0]", "T_0_0, [here * C, 0]", "d_v"),
+    ("gdn in groups", "v_source, [batch.to(gl.int32), head,", "v_source, [batch.to(gl.int32), group,", "d_beta"),
+    ("gdn in groups", "v_tile = dS_next_tile._re", "v_tile = S_tile._re", "written while it is copied"),
+    ("gdn in groups", "    dU_0_tile.store(dR_0.to(LOW))\n", "", "d_g"),
+    (
+        "gdn in groups",
+        "since * tl.where(rows[:, None] > earlier",
+        "since * tl.where(rows[:, None] >= earlier",
+        "d_beta",
+    ),
+    ("gdn in groups", "dL_0_0 = since * tl", "dL_0_0 = tl", "d_g"),
+    ("gdn in groups", "    dA_0 = gl.where(live[:, None], dA_0, 0.0)\n", "", "d_g"),
+    ("gdn in groups", "    dA_0_tile.store(dA_0.to(LOW))\n", "", "d_g"),
+    (
+        "gdn in groups",
+        "warpgroup_mma_wait(1, deps=(dR_0,))",
+        "warpgroup_mma_wait(2, deps=(dR_0,))",
+        "before it is there",
+    ),
+    (
+        "gdn in groups",
+        "    gl.thread_barrier()  # all have multiplied dU, which dR takes the place of\n",
+        "",
+        "written that some thread may still read",
+    ),
+    ("gdn in groups", "    fence_async_shared()\n    dL_0_0", "    dL_0_0", "what was not fenced"),
+    (
+        "gdn in groups",
+        "    gl.thread_barrier()  # all have read what lies in the place of states\n",
+        "",
+        "written that some thread may still read",
+    ),
+    ("gdn odd", "columns, count, V, d_v)", "columns, C, V, d_v)", "outside the tensor"),
+    ("gdn odd", "dU_0_rest.block_type.nbytes", "v_source.block_type.nbytes * 2", "nothing completes a barrier"),
+    ("delta_rule", "d_beta += tl.sum(dV_0 * v, axis=1)", "d_beta += tl.sum(dV_0, axis=1)", "d_beta"),
+    ("simple_gla odd", "dA_0 = since * tl", "dA_0 = tl", "d_g"),
+    ("simple_gla narrow", "dU_0, [at * C, 0]", "dU_0, [here * C, 0]", "d_v"),
+    ("simple_gla narrow", "dU_0_tile = S_tile._re", "dU_0_tile = dS_next_tile._re", "written while it is copied"),
 ]
 
 
