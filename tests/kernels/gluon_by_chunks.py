@@ -23,6 +23,8 @@ from torch import Tensor
 from kcpgen.runtime import hopper_ops, ops
 from tests.kernels.gluon_emulated import Barrier, Described, Pointer, define, globals_of_kernels, loaded, stored
 
+REGISTERS = 1 << 16  # of a multiprocessor, which is to hold two programs
+
 
 def _asserted(condition: bool) -> None:
     assert condition
@@ -42,8 +44,8 @@ def launcher(path: Path) -> Any:
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-            def launch(*operands: Any, num_warps: int, **sizes: int) -> None:
-                assert num_warps == 4
+            def launch(*operands: Any, num_warps: int, maxnreg: int = 255, **sizes: int) -> None:
+                assert 2 * 32 * num_warps * maxnreg <= REGISTERS
                 seen = [as_kernels_see(x) for x in operands]
                 for number in reversed(range(grid[0])):
                     program = Program()
@@ -185,6 +187,7 @@ class Program:
             "sum": torch.sum,
             "cumsum": summed,
             "static_range": range,
+            "range": lambda start, stop, disable_licm: range(start, stop),
             "static_assert": _asserted,
             "float32": torch.float32,
             "bfloat16": torch.bfloat16,
