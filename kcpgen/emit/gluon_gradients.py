@@ -85,11 +85,13 @@ def emit_gradients_hopper(
     whole = [output_gradient(0), *(value_tile(plan, name, 0) for name in values)]
     whole += [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
     passing = passing_tiles(plan, 0) if both else []
+    borders, ends = _summed_once(body["borders"])
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     lines = {
         "early": _laid_out(line for line in body["early"] if line not in score_lines),
         "key_inputs": _laid_out(_key_inputs(plan)),
-        "borders": _laid_out(body["borders"]),
+        "borders": _laid_out(borders),
+        "ends": ends,
         "key_gradients": _laid_out(body["key_gradients"]),
         "scalars": _laid_out(body["scalars"]),
         "stores": _laid_out(body["stores"]),
@@ -164,6 +166,16 @@ def _laid_out(lines: Iterable[str]) -> list[str]:
             line = line.replace(zeros, laid_out)
         found.append(re.sub(r"tl\.cumsum\((\w+), axis=0", r"running_sum(\1", line))
     return found
+
+
+def _summed_once(lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Lines of a block of keys, and behind all blocks: there what a block would sum over tokens, where warps meet."""
+    inside, behind = [], []
+    for line in lines:
+        summed = re.fullmatch(r"(dG_end \+= .*)tl\.sum\((\w+), axis=0\)", line)
+        inside.append(f"{summed[2]}_so_far += {summed[2]}" if summed else line)
+        behind += [f"{summed[1]}tl.sum({summed[2]}_so_far, axis=0)"] if summed else []
+    return inside, behind
 
 
 def _key_inputs(plan: KernelPlan) -> Iterator[str]:

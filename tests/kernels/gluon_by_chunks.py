@@ -44,8 +44,8 @@ def launcher(path: Path) -> Any:
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-            def launch(*operands: Any, num_warps: int, maxnreg: int = 255, **sizes: int) -> None:
-                assert 2 * 32 * num_warps * maxnreg <= REGISTERS
+            def launch(*operands: Any, num_warps: int, maxnreg: int | None = None, **sizes: int) -> None:
+                assert 2 * 32 * num_warps * (maxnreg or 255) <= REGISTERS
                 seen = [as_kernels_see(x) for x in operands]
                 for number in reversed(range(grid[0])):
                     program = Program()

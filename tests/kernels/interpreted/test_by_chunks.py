@@ -259,7 +259,7 @@ FAULTS = [
     ),
     ("gdn in groups", "S, [at * VP, key_start + BK]", "S, [at * VP, key_start]", "d_g"),
     ("gdn in groups", "live & decays(log_decay)", "live", "d_g"),
-    ("gdn in groups", "        dG_end += tl.sum(leaving, axis=0)\n", "", "d_g"),
+    ("gdn in groups", "        leaving_so_far += leaving\n", "", "d_g"),
     ("gdn in groups", "        dq_in = gl.where(live[:, None], dq_in, 0.0)", "        pass", "d_g"),
     (
         "gdn in groups",
