@@ -7,7 +7,7 @@ but for loads of vectors and products.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from kcpgen.emit.gluon_chunks import (
@@ -81,10 +81,11 @@ def emit_gradients_hopper(
     inputs, vectors = plan.inputs_on("K"), [*row_names(plan), *column_names(plan)]
     sums = [*products_with(plan, "S", turned=False), *products_with(plan, "dS_next", turned=False)]
     states = [state_tile("S", "states.entering", 1), state_tile("dS_next", "states.leaving", 1)]
-    values = [f"U_{j}" for j in plan.terms] + [f"dU_{e}" for e in plan.erasing]
-    whole = [output_gradient(0), *(value_tile(plan, name, 0) for name in values)]
-    whole += [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
     passing = passing_tiles(plan, 0) if both else []
+    solved = [value_tile(plan, f"dU_{e}", 0) for e in plan.erasing]
+    rest = 2 if both and solved else 0  # arrives while what was solved for is worked out
+    values = [output_gradient(rest), *(value_tile(plan, f"U_{j}", rest) for j in plan.terms)]
+    scores = [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
     borders, ends = _summed_once(body["borders"])
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     lines = {
@@ -102,6 +103,9 @@ def emit_gradients_hopper(
     value_sources = [f"{i.name}_source" for i in value_inputs]
     block_copies = [copy_input(i, 1) for i in inputs]
     state_copies = [str(tile["fetch"]) for tile in states]
+    first, others = [*passing, *solved, *scores], [copy_value_input(i, rest) for i in value_inputs]
+    arrivals = [_arrival(0, first)] if rest else []
+    arrivals.append(_arrival(rest, values if rest else [*first, *values], value_sources, others))
     late = in_place_of_states(plan) if both else 0
     equations = [*(OF_VALUES if both else ()), *OF_KEYS]
     return render(
@@ -116,7 +120,7 @@ def emit_gradients_hopper(
         used=used_arguments(plan, named),
         sources=[*sources, *value_sources],
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
-        tiles=[*states, *whole],
+        tiles=[*states, *values, *solved, *scores],
         passing=passing,
         places=places(plan) if both else [],
         score_names=score_gradients(plan),
@@ -125,9 +129,7 @@ def emit_gradients_hopper(
         first_copies=[*block_copies, *state_copies[late:]],
         late_copies=state_copies[:late],
         block_copies=[*block_copies, *state_copies],
-        chunk_bytes=nbytes([*whole, *passing], value_sources),
-        chunk_copies=[str(tile["fetch"]) for tile in [*passing, *whole]]
-        + [copy_value_input(i, 0) for i in value_inputs],
+        arrivals=arrivals,
         both=int(both),
         values=value_lines,
         states=[line for name, pairs in sums for line in products(name, pairs)],
@@ -153,7 +155,7 @@ def emit_gradients_hopper(
         + [f"{name}: torch.Tensor | None" for name in gradients],
         key_inputs_names=[i.name for i in inputs],
         value_inputs_names=[i.name for i in value_inputs],
-        host_bytes=shared_bytes(plan, len(values) + 1, len(score_gradients(plan))),
+        host_bytes=shared_bytes(plan, len(values) + len(solved), len(score_gradients(plan))),
         **lines,
     )
 
@@ -166,6 +168,14 @@ def _laid_out(lines: Iterable[str]) -> list[str]:
             line = line.replace(zeros, laid_out)
         found.append(re.sub(r"tl\.cumsum\((\w+), axis=0", r"running_sum(\1", line))
     return found
+
+
+def _arrival(
+    barrier: int, tiles: Sequence[dict[str, Value]], sources: Sequence[str] = (), copies: Sequence[str] = ()
+) -> dict[str, Value]:
+    """What a barrier stands for: tiles, and inputs by their descriptors with copies of their own."""
+    fetched = [str(tile["fetch"]) for tile in tiles]
+    return {"barrier": str(barrier), "bytes": nbytes(tiles, sources), "copies": [*fetched, *copies]}
 
 
 def _summed_once(lines: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -363,6 +363,7 @@ FAULTS = [
         "written that some thread may still read",
     ),
     ("gdn odd", "columns, count, V, d_v)", "columns, C, V, d_v)", "outside the tensor"),
+    ("gdn odd", "    mbarrier.wait(arrived.index(2), 0)\n", "", "read before it is there"),
     ("gdn odd", "dU_0_rest.block_type.nbytes", "v_source.block_type.nbytes * 2", "nothing completes a barrier"),
     ("delta_rule", "d_beta += tl.sum(dV_0 * v, axis=1)", "d_beta += tl.sum(dV_0, axis=1)", "d_beta"),
     ("simple_gla odd", "dA_0 = since * tl", "dA_0 = tl", "d_g"),
