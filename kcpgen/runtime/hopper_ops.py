@@ -101,7 +101,7 @@ def in_three(x, layout: gl.constexpr):
 
 @gluon.jit
 def in_halves(tile, layout: gl.constexpr):
-    """A tile of fp32 numbers as two operands of 16 bits, laid out as given; what their sum leaves out is nothing."""
+    """A tile of fp32 numbers as two operands of 16 bits, laid out as given, whose sum it is to within 2**-17."""
     high, rest = rounded(tile.load(layout))
     return high, rest.to(gl.bfloat16)
 
