@@ -20,6 +20,7 @@ ZEROS = {
     "tl.zeros((C, BK), tl.float32)": "nothing",
     "tl.zeros((C,), tl.float32)": "gl.zeros([C], gl.float32, by_token)",
     "tl.zeros((BK,), tl.float32)": "gl.zeros([BK], gl.float32, by_channel)",
+    "tl.zeros((BV,), tl.float32)": "gl.zeros([VP], gl.float32, by_channel)",
     "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
 }
 STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
@@ -40,8 +41,16 @@ def copy(source: str, place: str, barrier: int, tile: str) -> str:
 
 
 def copy_input(i: TokenInput, barrier: int) -> str:
+    return _copy_input(i, barrier, "key_start")
+
+
+def copy_value_input(i: TokenInput, barrier: int) -> str:
+    return _copy_input(i, barrier, "0")
+
+
+def _copy_input(i: TokenInput, barrier: int, column: str) -> str:
     owner = "group" if i.heads == "H" else "head"
-    place = f"batch.to(gl.int32), {owner}, first.to(gl.int32), key_start"
+    place = f"batch.to(gl.int32), {owner}, first.to(gl.int32), {column}"
     return copy(f"{i.name}_source", place, barrier, f"{i.name}_tile")
 
 
@@ -60,6 +69,11 @@ def state_tile(name: str, tensor: str, barrier: int) -> dict[str, Value]:
 
 def value_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
     return _tile(name, tensor_of(plan, name), barrier, "at", "C", "VP", "0")
+
+
+def inverse_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
+    """A block of T, fp32."""
+    return _tile(name, tensor_of(plan, name), barrier, "at", "C", "C", "0")
 
 
 def score_tile(name: str, barrier: int) -> dict[str, Value]:
@@ -87,17 +101,18 @@ def shared_bytes(plan: KernelPlan, rows: int, scores: int) -> str:
     return f"C * BK * ({vectors}) + 4 * VP * BK + {2 * rows} * C * VP + {2 * scores} * C * C"
 
 
-def products(name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A sum of products, begun."""
-    begin, into = "fresh_product", "nothing"
+def products(name: str, pairs: Sequence[tuple[str, str]], into: str = "nothing") -> Iterator[str]:
+    """A sum of products, begun; `into` is zero and as large."""
+    begin = "fresh_product"
     for first, second in pairs:
         yield f"{name} = {begin}({first}, {second}, {into})"
         begin, into = "product", name
 
 
-def awaited(names: Sequence[str]) -> str:
+def awaited(names: Sequence[str], later: int = 0) -> str:
+    """later: how many products stay under way that were begun after these."""
     listed = ", ".join(names)
-    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
+    return f"{listed} = warpgroup_mma_wait({later}, deps=({listed}{',' if len(names) == 1 else ''}))"
 
 
 def products_with(plan: KernelPlan, state: str, *, turned: bool) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -6,13 +6,15 @@ but for loads of vectors and products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from kcpgen.emit.gluon_chunks import (
     adds_only,
     awaited,
     copy_input,
+    copy_value_input,
     laid_out,
     nbytes,
     output_gradient,
@@ -23,10 +25,19 @@ from kcpgen.emit.gluon_chunks import (
     state_tile,
     value_tile,
 )
+from kcpgen.emit.gluon_value_axis import (
+    in_place_of_states,
+    inputs_read,
+    on_both_axes,
+    passing_tiles,
+    places,
+    value_axis,
+)
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
-from kcpgen.emit.triton_key_axis import EQUATIONS, lines_in, strings
+from kcpgen.emit.triton_key_axis import EQUATIONS as OF_KEYS
+from kcpgen.emit.triton_key_axis import lines_in, strings
 from kcpgen.emit.triton_operands import (
     column_names,
     form_operands,
@@ -36,6 +47,7 @@ from kcpgen.emit.triton_operands import (
     score_gradients,
 )
 from kcpgen.emit.triton_prologue import apply_rewrites, in_rows, load_params, local, used_arguments
+from kcpgen.emit.triton_score_gradients import EQUATIONS as OF_VALUES
 from kcpgen.emit.triton_score_gradients import score_results
 from kcpgen.plan import KernelPlan
 
@@ -54,25 +66,41 @@ def emit_gradients_hopper(
     gradients: list[str],
     more: list[str],
 ) -> str:
-    """launcher, body, later: as of the portable kernel. gradients: that are filled; more: scratch that lines name."""
+    """launcher, body, later: as of the portable kernel. gradients: that are filled; more: scratch that lines name.
+
+    Where one kernel has both axes, `body` starts every gradient at zero, and those of values are filled too.
+    """
+    both = on_both_axes(plan)
     inputs, vectors = plan.inputs_on("K"), [*row_names(plan), *column_names(plan)]
     sums = [*products_with(plan, "S", turned=False), *products_with(plan, "dS_next", turned=False)]
     states = [state_tile("S", "states.entering", 1), state_tile("dS_next", "states.leaving", 1)]
-    values = [f"U_{j}" for j in plan.terms] + [f"dU_{e}" for e in plan.erasing]
-    whole = [output_gradient(0), *(value_tile(plan, name, 0) for name in values)]
-    whole += [score_tile(name, 0) for name in score_gradients(plan)]
+    passing = passing_tiles(plan, 0) if both else []
+    solved = [value_tile(plan, f"dU_{e}", 0) for e in plan.erasing]
+    rest = 2 if both and solved else 0  # arrives while what was solved for is worked out
+    values = [output_gradient(rest), *(value_tile(plan, f"U_{j}", rest) for j in plan.terms)]
+    scores = [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
+    borders, ends = _summed_once(body["borders"])
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     lines = {
         "early": laid_out(line for line in body["early"] if line not in score_lines),
         "key_inputs": laid_out(_key_inputs(plan)),
-        "borders": laid_out(body["borders"]),
+        "borders": laid_out(borders),
+        "ends": ends,
         "key_gradients": laid_out(body["key_gradients"]),
         "scalars": laid_out(body["scalars"]),
         "stores": laid_out(body["stores"]),
     }
-    named = [*chain.from_iterable(lines.values()), *lines_in(later)]
-    block_copies = [*(copy_input(i, 1) for i in inputs), *(str(tile["fetch"]) for tile in states)]
-    sources = [f"{i.name}_source" for i in inputs]
+    value_lines = {name: laid_out(found) for name, found in value_axis(plan).items()} if both else {}
+    named = [*chain.from_iterable([*value_lines.values(), *lines.values()]), *lines_in(later)]
+    sources, value_inputs = [f"{i.name}_source" for i in inputs], inputs_read(plan) if both else []
+    value_sources = [f"{i.name}_source" for i in value_inputs]
+    block_copies = [copy_input(i, 1) for i in inputs]
+    state_copies = [str(tile["fetch"]) for tile in states]
+    first, others = [*passing, *solved, *scores], [copy_value_input(i, rest) for i in value_inputs]
+    arrivals = [_arrival(0, first)] if rest else []
+    arrivals.append(_arrival(rest, values if rest else [*first, *values], value_sources, others))
+    late = in_place_of_states(plan) if both else 0
+    equations = [*(OF_VALUES if both else ()), *OF_KEYS]
     return render(
         "gradients_hopper.py.jinja",
         title=launcher["title"],
@@ -80,23 +108,30 @@ def emit_gradients_hopper(
         keywords=launcher["keywords"],
         sizes=launcher["sizes"],
         value_input=launcher["value_input"],
-        equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
+        equations=[math(e) for e in plan.form.gradients if e.target.name in equations],
         device_functions=device_functions(named),
         used=used_arguments(plan, named),
-        sources=sources,
+        sources=[*sources, *value_sources],
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
-        tiles=[*states, *whole],
+        tiles=[*states, *values, *solved, *scores],
+        passing=passing,
+        places=places(plan) if both else [],
+        score_names=score_gradients(plan),
         operand_tiles=[[name, ("S", "dS_next")[n % 2], str(n // 2)] for n, name in enumerate(vectors)],
         block_bytes=nbytes(states, sources),
-        block_copies=block_copies,
-        chunk_bytes=nbytes(whole),
-        chunk_copies=[str(tile["fetch"]) for tile in whole],
+        first_copies=[*block_copies, *state_copies[late:]],
+        late_copies=state_copies[:late],
+        block_copies=[*block_copies, *state_copies],
+        arrivals=arrivals,
+        both=int(both),
+        values=value_lines,
         states=[line for name, pairs in sums for line in products(name, pairs)],
         awaited=awaited([name for name, _ in sums]),
         helpers=[
             "barriers",
             "by_rows",
             "fresh_product",
+            *(["in_halves"] if both and plan.erasing else []),
             "product",
             *(["running_sum"] if plan.decay_axis is not None else []),
         ],
@@ -109,12 +144,31 @@ def emit_gradients_hopper(
         ],
         pointers=in_rows(f"{name}_ptr" for name in [*more, *gradients]),
         tensors=in_rows([*(name if name == "d_sums" else f"prepared.{name}" for name in more), *gradients]),
-        filled=[f"{name}: torch.Tensor" for name in score_results(plan)]
+        filled=[f"{name}: torch.Tensor" for name in ([] if both else score_results(plan))]
         + [f"{name}: torch.Tensor | None" for name in gradients],
         key_inputs_names=[i.name for i in inputs],
-        host_bytes=shared_bytes(plan, len(values) + 1, len(score_gradients(plan))),
+        value_inputs_names=[i.name for i in value_inputs],
+        host_bytes=shared_bytes(plan, len(values) + len(solved), len(score_gradients(plan))),
         **lines,
     )
+
+
+def _arrival(
+    barrier: int, tiles: Sequence[dict[str, Value]], sources: Sequence[str] = (), copies: Sequence[str] = ()
+) -> dict[str, Value]:
+    """What a barrier stands for: tiles, and inputs by their descriptors with copies of their own."""
+    fetched = [str(tile["fetch"]) for tile in tiles]
+    return {"barrier": str(barrier), "bytes": nbytes(tiles, sources), "copies": [*fetched, *copies]}
+
+
+def _summed_once(lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Lines of a block of keys, and behind all blocks: there what a block would sum over tokens, where warps meet."""
+    inside, behind = [], []
+    for line in lines:
+        summed = re.fullmatch(r"(dG_end \+= .*)tl\.sum\((\w+), axis=0\)", line)
+        inside.append(f"{summed[2]}_so_far += {summed[2]}" if summed else line)
+        behind += [f"{summed[1]}tl.sum({summed[2]}_so_far, axis=0)"] if summed else []
+    return inside, behind
 
 
 def _key_inputs(plan: KernelPlan) -> Iterator[str]:

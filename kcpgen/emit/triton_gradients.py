@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from kcpgen.emit.gluon_gradients import emit_gradients_hopper, in_flight
+from kcpgen.emit.gluon_value_axis import on_both_axes
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
 from kcpgen.emit.triton_imports import device_functions
@@ -25,6 +26,7 @@ from kcpgen.emit.triton_key_axis import (
     rest_shares,
     resumed,
     store_scalars,
+    strings,
 )
 from kcpgen.emit.triton_operands import (
     column_names,
@@ -67,14 +69,20 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
     more = [name for name in ("to_end", "sums", "d_sums") if f"{name}_ptr" in named]
     host = launcher(plan, shared, sweeps)
     gradients = [f"d_{d.name}" for d in filled]
+    both = in_flight(plan) and on_both_axes(plan)
+    of_values = strings(host["value_gradients"]) if both else []
+    of_hopper = [*(name for name in of_values if name not in gradients), *gradients]
     hopper = {}
     if in_flight(plan):
-        hopper = {"gradients_hopper.py": emit_gradients_hopper(plan, host, body, later, gradients, more)}
+        given = {**body, "early": _early(plan, apart=not both)}
+        read = [name for name in more if name != "d_sums" or not both]
+        hopper = {"gradients_hopper.py": emit_gradients_hopper(plan, host, given, later, of_hopper, read)}
     portable = render(
         "gradients.py.jinja",
         **host,
         in_flight=int(in_flight(plan)),
-        passed_on=[*score_results(plan), *gradients],
+        both_in_flight=int(both),
+        passed_on=[*([] if both else score_results(plan)), *of_hopper],
         **body,
         used=used_arguments(plan, whole),
         sweeps=later,
@@ -91,16 +99,19 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
     return {"gradients.py": portable, **hopper}
 
 
-def _early(plan: KernelPlan) -> list[str]:
-    """One number per token and head, the scores' gradients, and every running sum that outlives the loop."""
-    begun = summed_over_values(plan)
+def _early(plan: KernelPlan, *, apart: bool = True) -> list[str]:
+    """One number per token and head, the scores' gradients, and every running sum that outlives the loop.
+
+    apart: whether another kernel has seen to the value axis.
+    """
+    begun = summed_over_values(plan) if apart else []
     cumulative = ["dG", "dG_before"] if plan.exclusive else ["dG"]
     lines = [
         *load_scalars(plan),
         *([*decay_sums(plan), "to_end = tl.load(to_end_ptr + at * C + rows)"] if plan.decay_axis is not None else []),
         *load_score_gradients(plan),
         *chain.from_iterable(resumed(d) if d in begun else [start_gradient(d)] for d in scalar_inputs(plan)),
-        *start_sums(plan),
+        *start_sums(plan, apart=apart),
     ]
     if plan.decay_axis is not None:
         lines += [f"{name} = tl.zeros((C,), tl.float32)" for name in cumulative]

@@ -67,7 +67,7 @@ def _body(plan: KernelPlan) -> dict[str, list[str]]:
     return {
         "early": _early(plan),
         "value_pass": lines_of(_value_pass(plan)),
-        "scores": list(_scores(plan)),
+        "scores": list(mask_scores(plan)),
         "stores": lines_of(_stores(plan)),
     }
 
@@ -84,6 +84,12 @@ def score_operands(plan: KernelPlan) -> list[str]:
     return [name for name in [*per_token_operands(plan), *_solve_operands(plan)] if f"{name}_ptr" in named]
 
 
+def values_read(plan: KernelPlan) -> list[str]:
+    """Inputs on the value axis that the kernel reads: the gradient of what is written as it is needs none."""
+    named = set(re.findall(r"\w+", " ".join(_kept(_body(plan)))))
+    return [i.name for i in plan.inputs_on("V") if f"{i.name}_start" in named]
+
+
 def lines_of(statements: Iterable[str]) -> list[str]:
     """One entry per source line: a statement may come with its body."""
     return [line for statement in statements for line in statement.split("\n")]
@@ -95,13 +101,14 @@ def per_token_operands(plan: KernelPlan) -> list[str]:
     return [*(f"U_{j}" for j in plan.terms), *(f"dU_{j}" for j in plan.terms), *rests]
 
 
-def _inverse(plan: KernelPlan) -> list[str]:
+def inverse(plan: KernelPlan) -> list[str]:
+    """Blocks of T, what the solve multiplies with."""
     return [f"T_{i}_{e}" for i in plan.erasing for e in plan.erasing]
 
 
 def _solve_operands(plan: KernelPlan) -> list[str]:
     return [
-        *_inverse(plan),
+        *inverse(plan),
         *(f"L_{i}_{p}" for i in plan.erasing for p in plan.pure_writes),
         *(["sums"] if plan.sums else []),
     ]
@@ -139,9 +146,9 @@ def sum_place(plan: KernelPlan, name: str) -> str:
     return f"d_sums_ptr + (at * {len(plan.sums)} + {number}) * C + rows"
 
 
-def start_sums(plan: KernelPlan) -> list[str]:
-    """Gradients of sums over keys where the key axis takes over."""
-    shared = sums_over_values(plan)
+def start_sums(plan: KernelPlan, *, apart: bool = True) -> list[str]:
+    """Gradients of sums over keys where the key axis takes over. apart: from another kernel."""
+    shared = sums_over_values(plan) if apart else []
     return [
         f"d_{s.name} = " + (f"tl.load({sum_place(plan, s.name)})" if s.name in shared else "tl.zeros((C,), tl.float32)")
         for s in plan.sums
@@ -155,8 +162,8 @@ def _early(plan: KernelPlan) -> list[str]:
         *load_scalars(plan),
         *(decay_sums(plan) if plan.decay_axis == "" else []),
         *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
-        *(f"{name}_rest = ({name} - {name}.to(LOW).to(tl.float32)).to(LOW)" for name in _inverse(plan)),
-        *(f"{name} = {name}.to(LOW)" for name in _inverse(plan)),
+        *(f"{name}_rest = ({name} - {name}.to(LOW).to(tl.float32)).to(LOW)" for name in inverse(plan)),
+        *(f"{name} = {name}.to(LOW)" for name in inverse(plan)),
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in score_gradients(plan)),
         *(start_gradient(d) for d in summed_over_values(plan)),
         *(f"d_{name} = tl.zeros((C,), tl.float32)" for name in sums_over_values(plan)),
@@ -204,9 +211,14 @@ def _solve(plan: KernelPlan, out: BlockPrinter) -> Iterator[str]:
 
 def _value_inputs(plan: KernelPlan) -> Iterator[str]:
     """Gradients of what the values v_j are made of; the value axis is finished and stored block by block."""
+    yield from load_inputs(plan, plan.inputs_on("V"))
+    yield from value_gradients(plan)
+
+
+def value_gradients(plan: KernelPlan) -> Iterator[str]:
+    """Likewise, with the inputs loaded."""
     inputs = plan.inputs_on("V")
     params = [p for p in plan.spec.params if p.axis == "V"]
-    yield from load_inputs(plan, inputs)
     yield from load_params(plan, params)
     yield from apply_rewrites(plan, [i.name for i in inputs], backward=True)
     lines: list[str] = []
@@ -226,7 +238,7 @@ def _undo_value_rewrites(plan: KernelPlan) -> Iterator[str]:
             yield from undone(plan, index, rewrite)[1]
 
 
-def _scores(plan: KernelPlan) -> Iterator[str]:
+def mask_scores(plan: KernelPlan) -> Iterator[str]:
     """Mask the score gradients; where the decay is one factor per pair, apply it here, once for all key blocks."""
     for name in score_gradients(plan):
         row = row_of(name)

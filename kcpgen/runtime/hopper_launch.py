@@ -21,7 +21,8 @@ def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDes
 
 @lru_cache(maxsize=512)
 def _tall(dtype: torch.dtype, height: int, width: int, rows: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor(nowhere(dtype), [height, width], [width, 1], [rows, columns], _layout(columns, 2))
+    block, layout = [rows, columns], _layout(columns, 2, dtype.itemsize)
+    return TensorDescriptor(nowhere(dtype), [height, width], [width, 1], block, layout)
 
 
 def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:

@@ -106,6 +106,13 @@ def in_three(x, layout: gl.constexpr):
 
 
 @gluon.jit
+def in_halves(tile, layout: gl.constexpr):
+    """A tile of fp32 numbers as two operands of 16 bits, laid out as given, whose sum it is to within 2**-17."""
+    high, rest = rounded(tile.load(layout))
+    return high, rest.to(gl.bfloat16)
+
+
+@gluon.jit
 def rounded(x):
     """fp32 numbers in bf16, and what rounding left of them.
 

@@ -1,7 +1,7 @@
 """Kernels by chunks for Hopper give what the portable ones do, emulated: nothing but a GPU runs Gluon.
 
 Both take what one backward hands them. Operands are rounded to 16 bits at the same places, so that results agree to
-fp32, but for what an log_from_borderial that is one unit off moves over such a rounding.
+fp32, but for what an exponential that is one unit off moves over such a rounding.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -25,10 +27,18 @@ from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
+from tests.kernels.forms import built
 from tests.kernels.gluon_by_chunks import launcher
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NaN, in the interpreter
 FILES = {path.parent.name: path for path in sorted((ROOT / "generated").glob("*/*gradients_hopper.py"))}
+FOLDER = TemporaryDirectory()
+FORMS_HERE = (  # that no op has: kernels of the key axis alone, sums and parameters that values read
+    "values_of_a_group_and_of_a_head",
+    "values_made_with_a_sum_over_keys",
+    "values_made_with_a_sum_over_values",
+    "sums_in_sums",
+)
 ENDS = ((0, 70, 82), (0, 38, 50))  # where chunks have 64 tokens and 32: behind a short one there is a sequence of NaN
 FAST = 3  # a key whose decays fp32 cannot hold for half a chunk: programs that have it go level by level
 RESET = 5  # a token that forgets all, where a decay is one number: its own gradient is none
@@ -62,6 +72,10 @@ CASES = {
     "delta_rule": Sizes("delta_rule", 128, 128, options=ALL[:1]),
     "simple_gla narrow": Sizes("simple_gla", 64, 64, heads=1),
     "simple_gla odd": Sizes("simple_gla", 72, 72, hard=True),
+    "two kernels": Sizes("values_of_a_group_and_of_a_head", 128, 128, heads=1),
+    "sums over keys in values": Sizes("values_made_with_a_sum_over_keys", 128, 128, options=("scaled",)),
+    "sums over values": Sizes("values_made_with_a_sum_over_values", 64, 120, heads=1, options=("scaled",)),
+    "sums in sums": Sizes("sums_in_sums", 128, 72),
 }
 
 
@@ -83,6 +97,12 @@ class Call:
         return next(x for x in self.operands if isinstance(x, ChunkLayout))
 
 
+@cache
+def source_of(op: str) -> Path:
+    """The file of the kernel of an op, or of a form, which is generated for this."""
+    return FILES[op] if op in FILES else built(op, Path(FOLDER.name)) / "gradients_hopper.py"
+
+
 class Idle:
     """In place of a kernel whose results nobody looks at."""
 
@@ -92,7 +112,13 @@ class Idle:
 
 @cache
 def call(sizes: Sizes) -> Call:
-    op = load_op(ROOT / "generated" / sizes.op)
+    (only,) = calls(sizes)
+    return only
+
+
+def calls(sizes: Sizes, *, taken: bool = False) -> list[Call]:
+    """Of the kernel's launcher in a backward. taken: it says that it has done all of its work, values' too."""
+    op = load_op(source_of(sizes.op).parent)
     far = op.form.decay == "vector"
     ends = ENDS[far]
     case = Case(
@@ -117,15 +143,16 @@ def call(sizes: Sizes) -> Call:
                 inputs.tokens[decay][..., FAST] = -8.0
             else:
                 inputs.tokens[decay][:, RESET] = -torch.inf
-    path, package = FILES[sizes.op], op.chunk.__module__.rpartition(".")[0]
+    path, package = source_of(sizes.op), op.chunk.__module__.rpartition(".")[0]
     module, gradients = (import_module(f"{package}.{stem}") for stem in (path.stem, "gradients"))
     found: list[Call] = []
 
     def recorded(*operands: Any, states: StatesAround, **keywords: Any) -> bool:
         expected = {n: x for n, x in keywords.items() if is_result(n) and x is not None}
         given = {n: x.clone() if n in expected else x for n, x in keywords.items()}
+        given["corrected_gradients"] = tuple(x.clone() for x in keywords["corrected_gradients"])  # dR takes their place
         found.append(Call(module, operands, {**given, "states": replace(states)}, expected))
-        return False
+        return taken
 
     settled = hopper.settled
 
@@ -138,9 +165,10 @@ def call(sizes: Sizes) -> Call:
         patch.setattr(module, f"{path.stem.removesuffix('_hopper')}_on_hopper", recorded)
         for later in ("near_gradients_kernel", "finish_kernel"):
             patch.setattr(gradients, later, Idle(), raising=False)
+        if taken:
+            patch.setattr(gradients, "score_gradients", None)
         evaluate(op.chunk, inputs, case, backend="triton")
-    (only,) = found
-    return only
+    return found
 
 
 def is_result(name: str) -> bool:
@@ -155,10 +183,11 @@ def by_chunk(name: str, far: bool) -> bool:
 def emulated(given: Call, source: Path) -> dict[str, Tensor]:
     """What the kernel in that file makes of it, in two launches, the later one first."""
     far = given.function == "far_gradients"
+    apart = any(n.startswith("dA_") for n in given.keywords)  # the value axis has a kernel of its own
     results = {n: given.keywords[n].clone() for n in given.expected}
-    for n in results:
-        if far or n != "d_beta":  # which holds what the value axis has added
-            results[n].fill_(torch.nan)
+    for n, x in results.items():
+        if far or not apart or x.dim() > 3:  # one number a token may hold what the value axis has added
+            results[n] = torch.full_like(x, torch.nan)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(given.module, f"{given.function}_kernel", launcher(source))
         for chunks in (range(1, given.layout.chunk_count), range(1)):
@@ -187,11 +216,35 @@ def check(given: Call, source: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_the_portable_kernel(case: str) -> None:
-    check(call(CASES[case]), FILES[CASES[case].op])
+    check(call(CASES[case]), source_of(CASES[case].op))
+
+
+BOTH_AXES = [name for name, path in FILES.items() if "score_tiles" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("of", ["dtype", "strides"])
+def test_values_that_tiles_cannot_be_copied_from_are_left_to_the_portable_kernels(of: str) -> None:
+    given = call(CASES["gdn in groups"])
+    function = getattr(given.module, f"{given.function}_on_hopper")
+    at = [*signature(function).parameters].index("v")
+    v = given.operands[at]
+    other = v.float() if of == "dtype" else torch.zeros(*v.shape[:3], v.shape[3] + 1, dtype=v.dtype)[..., :-1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(given.module, f"{given.function}_kernel", Idle())
+        assert function(*given.operands, **given.keywords)
+        patch.setattr(given.module, f"{given.function}_kernel", None)
+        assert not function(*given.operands[:at], other, *given.operands[at + 1 :], **given.keywords)
+
+
+@pytest.mark.parametrize("name", BOTH_AXES)
+def test_nothing_is_reserved_for_the_portable_kernels_where_one_has_both_axes(name: str) -> None:
+    (sizes, *_) = (sizes for sizes in CASES.values() if sizes.op == name)
+    assert len(calls(sizes, taken=True)) == 1
 
 
 def test_every_kernel_by_chunks_is_here() -> None:
-    assert {sizes.op for sizes in CASES.values()} == set(FILES)
+    assert {sizes.op for sizes in CASES.values()} == {*FILES, *FORMS_HERE}
+    assert [name for name, path in FILES.items() if path.name == "gradients_hopper.py"] == BOTH_AXES
 
 
 # What such a test is worth: faults planted in a copy of a kernel, and the first thing that is wrong then.
@@ -261,7 +314,7 @@ FAULTS = [
     ),
     ("gdn in groups", "S, [at * VP, key_start + BK]", "S, [at * VP, key_start]", "d_g"),
     ("gdn in groups", "live & decays(log_decay)", "live", "d_g"),
-    ("gdn in groups", "        dG_end += tl.sum(leaving, axis=0)\n", "", "d_g"),
+    ("gdn in groups", "        leaving_so_far += leaving\n", "", "d_g"),
     ("gdn in groups", "        dq_in = gl.where(live[:, None], dq_in, 0.0)", "        pass", "d_g"),
     (
         "gdn in groups",
@@ -275,6 +328,47 @@ FAULTS = [
     ("delta_rule", "d_beta -= ", "d_beta += ", "d_beta"),
     ("simple_gla odd", "running_sum(dG, reverse=True)", "running_sum(dG)", "d_g"),
     ("simple_gla narrow", "fresh_product(dA_0_tile.permute([1, 0]), read", "fresh_product(dA_0_tile, read", "d_g"),
+    ("gdn in groups", "    dR_0 = product(T_0_0, dU_0_rest_tile, dR_0)\n", "", "d_v"),
+    ("gdn in groups", "in_halves(T_0_0_tile.permute([1, 0])", "in_halves(T_0_0_tile", "d_v"),
+    ("gdn in groups", "T_0_0, [at * C, 0]", "T_0_0, [here * C, 0]", "d_v"),
+    ("gdn in groups", "v_source, [batch.to(gl.int32), head,", "v_source, [batch.to(gl.int32), group,", "d_beta"),
+    ("gdn in groups", "v_tile = dS_next_tile._re", "v_tile = S_tile._re", "written while it is copied"),
+    ("gdn in groups", "    dU_0_tile.store(dR_0.to(LOW))\n", "", "d_g"),
+    (
+        "gdn in groups",
+        "since * tl.where(rows[:, None] > earlier",
+        "since * tl.where(rows[:, None] >= earlier",
+        "d_beta",
+    ),
+    ("gdn in groups", "dL_0_0 = since * tl", "dL_0_0 = tl", "d_g"),
+    ("gdn in groups", "    dA_0 = gl.where(live[:, None], dA_0, 0.0)\n", "", "d_g"),
+    ("gdn in groups", "    dA_0_tile.store(dA_0.to(LOW))\n", "", "d_g"),
+    (
+        "gdn in groups",
+        "warpgroup_mma_wait(1, deps=(dR_0,))",
+        "warpgroup_mma_wait(2, deps=(dR_0,))",
+        "before it is there",
+    ),
+    (
+        "gdn in groups",
+        "    gl.thread_barrier()  # all have multiplied dU, which dR takes the place of\n",
+        "",
+        "written that some thread may still read",
+    ),
+    ("gdn in groups", "    fence_async_shared()\n    dL_0_0", "    dL_0_0", "what was not fenced"),
+    (
+        "gdn in groups",
+        "    gl.thread_barrier()  # all have read what lies in the place of states\n",
+        "",
+        "written that some thread may still read",
+    ),
+    ("gdn odd", "columns, count, V, d_v)", "columns, C, V, d_v)", "outside the tensor"),
+    ("gdn odd", "    mbarrier.wait(arrived.index(2), 0)\n", "", "read before it is there"),
+    ("gdn odd", "dU_0_rest.block_type.nbytes", "v_source.block_type.nbytes * 2", "nothing completes a barrier"),
+    ("delta_rule", "d_beta += tl.sum(dV_0 * v, axis=1)", "d_beta += tl.sum(dV_0, axis=1)", "d_beta"),
+    ("simple_gla odd", "dA_0 = since * tl", "dA_0 = tl", "d_g"),
+    ("simple_gla narrow", "dU_0, [at * C, 0]", "dU_0, [here * C, 0]", "d_v"),
+    ("simple_gla narrow", "dU_0_tile = S_tile._re", "dU_0_tile = dS_next_tile._re", "written while it is copied"),
 ]
 
 
@@ -283,9 +377,9 @@ FAULTS = [
 )
 def test_a_planted_fault_is_found(case: str, right: str, wrong: str, said: str, tmp_path: Path) -> None:
     sizes = CASES[case]
-    text = FILES[sizes.op].read_text(encoding="utf-8")
+    text = source_of(sizes.op).read_text(encoding="utf-8")
     assert right in text, "what this fault changes is gone; choose something else"
-    source = tmp_path / FILES[sizes.op].name
+    source = tmp_path / source_of(sizes.op).name
     source.write_text(text.replace(right, wrong), encoding="utf-8")
     with pytest.raises(AssertionError, match=said):
         check(call(sizes), source)
