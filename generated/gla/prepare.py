@@ -180,6 +180,21 @@ def prepare(
             value_width=VP,
             precision=precision,
         )
+    if tiles.in_flight:
+        from .prepare_hopper import prepare_on_hopper
+
+        if prepare_on_hopper(
+            q,
+            k,
+            v,
+            g,
+            layout,
+            prepared,
+            scale=scale,
+            bounded=bounded,
+            chunks=chunks,
+        ):
+            return prepared
     in_place, values_in_place = prepared.in_place, prepared.values_in_place
     prepare_kernel[(len(chunks) * HV,)](
         q, *q.stride()[:3],

@@ -283,6 +283,28 @@ def prepare(
             value_width=VP,
             precision=precision,
         )
+    if tiles.in_flight:
+        from .prepare_hopper import prepare_on_hopper
+
+        if prepare_on_hopper(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            A_log,
+            dt_bias,
+            layout,
+            prepared,
+            lower_bound=lower_bound,
+            scale=scale,
+            use_qk_l2norm_in_kernel_mode=use_qk_l2norm_in_kernel_mode,
+            use_gate_in_kernel_mode=use_gate_in_kernel_mode,
+            use_beta_sigmoid_in_kernel_mode=use_beta_sigmoid_in_kernel_mode,
+            bounded=bounded,
+            chunks=chunks,
+        ):
+            return prepared
     in_place, values_in_place = prepared.in_place, prepared.values_in_place
     prepare_kernel[(len(chunks) * HV,)](
         q, *q.stride()[:3],

@@ -60,10 +60,10 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
     vectors = [*row_names(plan), *column_names(plan)]
     results, scores = [f"d_{name}" for name in vectors], score_gradients(plan)
     inputs = plan.inputs_on("K")
-    decay_lines = _turned(_kept([*_load_vectors(plan), log_decay(plan)], ["log_decay"]))
-    operand_lines = _turned(_kept([*_load_vectors(plan), *form_operands(plan)], vectors))
-    decay_names, operand_names = _free(decay_lines), _free(operand_lines)
-    scalars = _kept(load_scalars(plan), [*decay_names, *operand_names])
+    decay_lines = turned(kept([*_load_vectors(plan), log_decay(plan)], ["log_decay"]))
+    operand_lines = turned(kept([*_load_vectors(plan), *form_operands(plan)], vectors))
+    decay_names, operand_names = free(decay_lines), free(operand_lines)
+    scalars = kept(load_scalars(plan), [*decay_names, *operand_names])
     score_tiles, score_lines, pair_lines = list(_score_tiles(plan)), list(_place_scores(plan)), list(_pairs(plan))
     gained = ["mismatch", *results]
     decays = ["from_border", *(["from_border_before"] if _exclusive(plan) else []), "to_border"]
@@ -71,7 +71,7 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
     tiles, passed = list(_tiles(plan)), [*results, "dG_border", "dG_end"]
     body = [*scalars, *decay_lines, *operand_lines]
     pointers = [f"{name}_ptr" for name in scores]
-    sums = ["sums"] if "sums_ptr" in _free(body) else []
+    sums = ["sums"] if "sums_ptr" in free(body) else []
     template_calls = ["later_block(", "same_level(", "level_span_T(", "within_reach("]
     return render(
         "far_gradients_hopper.py.jinja",
@@ -96,13 +96,13 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         score_arguments=[f"{name}: torch.Tensor" for name in scores],
         decay_lines=decay_lines,
         decay_given=decay_names,
-        decay_taken=_declared(plan, decay_names),
+        decay_taken=declared(plan, decay_names),
         operand_lines=operand_lines,
         operand_given=operand_names,
-        operand_taken=_declared(plan, operand_names),
+        operand_taken=declared(plan, operand_names),
         pair_lines=pair_lines,
         pair_given=pair_names,
-        pair_taken=_declared(plan, pair_names),
+        pair_taken=declared(plan, pair_names),
         vectors=", ".join(vectors),
         gained=", ".join(gained),
         exclusive=int(_exclusive(plan)),
@@ -126,7 +126,7 @@ def _load_vectors(plan: KernelPlan) -> Iterator[str]:
     yield from apply_rewrites(plan, [i.name for i in plan.inputs_on("K")], backward=False)
 
 
-def _kept(lines: Iterable[str], results: Sequence[str]) -> list[str]:
+def kept(lines: Iterable[str], results: Sequence[str]) -> list[str]:
     """The lines that these results need."""
     return live([*lines, f"tl.store({', '.join(results)})"])[:-1]
 
@@ -134,12 +134,12 @@ def _kept(lines: Iterable[str], results: Sequence[str]) -> list[str]:
 TURN = str.maketrans({"\x00": "[None, :]", "\x01": "[:, None]"})
 
 
-def _turned(lines: Iterable[str]) -> list[str]:
+def turned(lines: Iterable[str]) -> list[str]:
     """Lines over [tokens, keys] as lines over [keys, tokens]: elementwise, so that only broadcasts differ."""
     return [line.replace("[:, None]", "\x00").replace("[None, :]", "\x01").translate(TURN) for line in lines]
 
 
-def _free(lines: Sequence[str]) -> list[str]:
+def free(lines: Sequence[str]) -> list[str]:
     """Names that the lines read and do not make, but for functions and modules."""
     names = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Name)]
     calls = [node.func for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Call)]
@@ -148,7 +148,7 @@ def _free(lines: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(node.id for node in names) if name not in made | called]
 
 
-def _declared(plan: KernelPlan, names: Iterable[str]) -> list[str]:
+def declared(plan: KernelPlan, names: Iterable[str]) -> list[str]:
     """Parameters of a function: sizes, and which variant of an option is on, are known when it is compiled."""
     known = {"C", "K", *(mode_name(option.name) for option in plan.spec.options)}
     return [f"{name}: gl.constexpr" if name in known else name for name in names]

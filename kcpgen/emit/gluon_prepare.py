@@ -49,14 +49,14 @@ def emit_prepare_hopper(
     numbers = [name for name in made if name not in tiles]
     vectors = {"read": plan.read.base, f"write_{j}": plan.write[j]}
     lines = {
-        "before_keys": _by_warp(_from_tiles(plan, body["before_keys"])),
+        "before_keys": by_warp(from_tiles(plan, body["before_keys"])),
         "formed": laid_out(_formed(plan)),
-        "finished": _by_columns(body["finished"]),
-        "strengths": _by_warp(triton_values.store_strengths(plan)),
+        "finished": by_columns(body["finished"]),
+        "strengths": by_warp(triton_values.store_strengths(plan)),
         "value_operands": laid_out(body["value_operands"]),
     }
-    blocks = [[name, *_by_columns([value])] for name, value in triton_values.block_values(plan).items()]
-    scaled = _by_columns([body["scaled"][0]]) if plan.erasing else []
+    blocks = [[name, *by_columns([value])] for name, value in triton_values.block_values(plan).items()]
+    scaled = by_columns([body["scaled"][0]]) if plan.erasing else []
     products = list(_products(plan, rows))
     used = [*lines["formed"], *lines["finished"], *lines["value_operands"], *chain.from_iterable(blocks), *scaled]
     named = [*chain.from_iterable(lines.values()), *chain.from_iterable(blocks), *scaled]
@@ -79,7 +79,7 @@ def emit_prepare_hopper(
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
         formed_tiles=[_tile(b) for b in plan.bases if not plan.loaded(b)],
         block_bytes=" + ".join(f"{name}.block_type.nbytes" for name in sources),
-        block_copies=[_by_blocks(copy_input(i, 0)) for i in inputs],
+        block_copies=[by_blocks(copy_input(i, 0)) for i in inputs],
         helpers=[
             "barriers",
             "by_rows",
@@ -90,9 +90,9 @@ def emit_prepare_hopper(
         ],
         cleared=list(_cleared(plan)),
         kept=list(_kept(plan, vectors)) if any(name in tiles for name in vectors) else [],
-        **_handed_over(plan, used),
-        across=_loaded_across(lines["finished"]),
-        solved_across=_loaded_across([*chain.from_iterable(blocks), *scaled]),
+        **handed_over(plan, used),
+        across=loaded_across(lines["finished"]),
+        solved_across=loaded_across([*chain.from_iterable(blocks), *scaled]),
         sums_by_rows=list(_sums_by_rows(plan)),
         scores=[score for score, _, _ in rows],
         products=products,
@@ -121,11 +121,11 @@ def _tile(base: str) -> str:
     return f"{base}_tile"
 
 
-def _by_blocks(copy: str) -> str:
+def by_blocks(copy: str) -> str:
     return copy.replace("key_start", "block * BK").replace("_tile)", "_tile.index(block))")
 
 
-def _from_tiles(plan: KernelPlan, lines: Iterable[str]) -> Iterator[str]:
+def from_tiles(plan: KernelPlan, lines: Iterable[str]) -> Iterator[str]:
     """Inputs on the key axis come by tiles."""
     names = "|".join(i.name for i in plan.inputs_on("K"))
     load = re.compile(rf"load_tile\(({names})_start, .*\)$")
@@ -168,7 +168,7 @@ def _awaited(names: list[str]) -> str:
     return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
 
 
-def _by_warp(lines: Iterable[str]) -> list[str]:
+def by_warp(lines: Iterable[str]) -> list[str]:
     """Numbers of tokens as every warp has all of them; rows of tiles get theirs, and a sum over keys comes by rows."""
     found = []
     for line in laid_out(lines):
@@ -179,19 +179,23 @@ def _by_warp(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def _by_columns(lines: Iterable[str]) -> list[str]:
+def by_columns(lines: Iterable[str]) -> list[str]:
     """What a token has of each column of scores, where the portable kernel has one layout for rows and columns."""
 
     def across(x: str) -> str:
-        return re.sub(NUMBERS, r"\1_across", x)
+        return x if x == "tokens" else re.sub(NUMBERS, r"\1_across", x)
 
-    lines = (line.replace("up_to(rows)", "up_to").replace("before(rows)", "before") for line in lines)
-    return [_replaced(line, columns=across) for line in lines]
+    return [_replaced(_masks(line), columns=across) for line in lines]
 
 
-def _handed_over(plan: KernelPlan, lines: Sequence[str]) -> dict[str, Value]:
+def _masks(line: str) -> str:
+    named = line.replace("up_to(rows)", "up_to").replace("before(rows)", "before")
+    return named.replace("== rows[None, :]", "== tokens[None, :]")
+
+
+def handed_over(plan: KernelPlan, lines: Sequence[str], rows: str = "by_token") -> dict[str, Value]:
     """Numbers of tokens that rows or columns of tiles are scaled by, through shared memory."""
-    numbers = {*(local(plan, i.name) for i in plan.inputs_on("")), "G", "G_before", *triton_values.strengths(plan)}
+    numbers = numbers_of_tokens(plan)
     scaling: list[str] = []
 
     def seen(x: str) -> str:
@@ -204,7 +208,7 @@ def _handed_over(plan: KernelPlan, lines: Sequence[str]) -> dict[str, Value]:
     of_columns = {name.removesuffix("_across"): name for name in _across(lines)}
     return {
         "handed_over": [*{**of_rows, **of_columns}],
-        "taken_over": [f"{name} = {name}_shared.load(by_token)" for name in of_rows],
+        "taken_over": [f"{name} = {name}_shared.load({rows})" for name in of_rows],
     }
 
 
@@ -234,9 +238,14 @@ class _Expanded(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _loaded_across(lines: Iterable[str]) -> list[str]:
+def numbers_of_tokens(plan: KernelPlan) -> set[str]:
+    """Variables of the kernel that hold one number a token."""
+    return {*(local(plan, i.name) for i in plan.inputs_on("")), "G", "G_before", *triton_values.strengths(plan)}
+
+
+def loaded_across(lines: Iterable[str], columns: str = "by_channel") -> list[str]:
     """Where they are used: until then they would take registers."""
-    return [f"{name} = {name.removesuffix('_across')}_shared.load(by_channel)" for name in _across(lines)]
+    return [f"{name} = {name.removesuffix('_across')}_shared.load({columns})" for name in _across(lines)]
 
 
 def _across(lines: Iterable[str]) -> dict[str, None]:

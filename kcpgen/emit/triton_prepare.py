@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+from kcpgen.emit import gluon_prepare_channels as by_channels
 from kcpgen.emit import triton_values
 from kcpgen.emit.gluon_prepare import emit_prepare_hopper, in_flight
 from kcpgen.emit.render import Value, render
@@ -58,19 +59,22 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         "solved_keys": _solved_keys(plan) if plan.erasing else [],
         "value_operands": triton_values.store_values(plan),
     }
+    more = body | {
+        "equations": _equations(plan),
+        "finished": _finished_scores(plan),
+        "scaled": [_scaled_inverse(plan, i, i) for i in plan.erasing],
+    }
     hopper = {}
     if in_flight(plan):
-        more = {
-            "equations": _equations(plan),
-            "finished": _finished_scores(plan),
-            "scaled": [_scaled_inverse(plan, i, i) for i in plan.erasing],
-        }
-        hopper = {"prepare_hopper.py": emit_prepare_hopper(plan, shared, body | more, list(rows_of_scores(plan)))}
+        hopper = {"prepare_hopper.py": emit_prepare_hopper(plan, shared, more, list(rows_of_scores(plan)))}
+    elif by_channels.in_flight(plan):
+        found = by_channels.emit_prepare_channels_hopper(plan, shared, more, waiting_rests(plan))
+        hopper = {"prepare_hopper.py": found}
     portable = render(
         "prepare.py.jinja",
         **shared,
         **body,
-        in_flight=int(in_flight(plan)),
+        in_flight=len(hopper),
         inputs=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
         passed_on=[keyword.partition(":")[0] for keyword in strings(shared["keywords"])],
         equations=_equations(plan),

@@ -34,7 +34,6 @@ NARROW, WIDE = 64, 128  # columns of a program's state: a warp multiplies for 16
 # and gives the multiplying ones what these can spare: 232 a thread, or 240.
 REGISTERS = {NARROW: 128, WIDE: 168}
 LOADER_REGISTERS = 24
-MOST_PROGRAMS = 4  # of a chunk-parallel kernel on a multiprocessor: more would have too few registers
 
 WIDER = 1.7  # a step of the wide program beside one of the narrow: tensor cores of one multiprocessor do all of it
 GAIN = 1.05  # how much faster wide programs must be
@@ -153,9 +152,9 @@ def copied_by_chunks(prepared: Any, layout: ChunkLayout, chunk: int, shared: int
     return all(x.dtype in (torch.bfloat16, torch.float32) and addressable(x) for x in inputs)
 
 
-def registers(shared: int, warps: int) -> int:
-    """Of a thread, where as many programs are to fit a multiprocessor as its shared memory has room for, up to four."""
-    count = max(1, min(MOST_PROGRAMS, LIMIT // shared))
+def registers(shared: int, warps: int, programs: int) -> int:
+    """Of a thread, where so many programs are to fit a multiprocessor, or as many as its shared memory has room for."""
+    count = max(1, min(programs, LIMIT // shared))
     return min(255, 65536 // (32 * warps * count) // 8 * 8)
 
 

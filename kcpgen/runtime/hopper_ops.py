@@ -7,7 +7,7 @@ experimental.
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 NOWHERE = gl.constexpr(1 << 30)  # a coordinate outside any tensor: what is copied there is dropped
 
@@ -91,6 +91,14 @@ def fresh_product_fp32(left, right, into, layout: gl.constexpr):
     into = fresh_product(low, right, into)
     into = product(middle, right, into)
     return product(high, right, into)
+
+
+@gluon.jit
+def sum_of_parts(x, chosen, nothing):
+    """The sum of fp32 x over tokens that are chosen, [tokens, C], in fp32 but for what the tensor cores cut off."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, nothing.type.layout, 2)
+    total = fresh_product_fp32(x, chosen, nothing, LEFT)
+    return warpgroup_mma_wait(0, deps=(total,))
 
 
 @gluon.jit

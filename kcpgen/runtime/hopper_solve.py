@@ -52,7 +52,7 @@ def with_solved_blocks(L, C: gl.constexpr):
     of_entries: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8]],
         lane_bases=[[0, 0], [0, 0], [0, 0], [0, 0], [0, 16]],
-        warp_bases=[[0, 32], [0, 0]],
+        warp_bases=[[0, 32 % C], [0, 0]],
         block_bases=[],
         shape=[1, C],
     )

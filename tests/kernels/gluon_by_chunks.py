@@ -38,7 +38,11 @@ def launcher(path: Path) -> Any:
     """
     names = globals_of_kernels()
     define(Path(ops.__file__), jitted(Path(ops.__file__)), names)
-    define(Path(hopper_ops.__file__), {"running_sum", "by_rows", "by_keys", "handed_over", "in_halves"}, names)
+    define(
+        Path(hopper_ops.__file__),
+        {"running_sum", "by_rows", "by_keys", "handed_over", "in_halves", "sum_of_parts"},
+        names,
+    )
     define(path, jitted(path), names)
     names["BLOCK"] = hopper_solve.BLOCK.value
     define(Path(hopper_solve.__file__), jitted(Path(hopper_solve.__file__)), names)
@@ -110,6 +114,8 @@ class Tile:
     memory: Memory = field(default_factory=Memory)
     parts: tuple[Memory, ...] = ()  # of tiles that were allocated together, each copied on its own
 
+    layout = None
+
     @property
     def dtype(self) -> torch.dtype:
         return self.held.dtype
@@ -131,7 +137,9 @@ class Tile:
         return Tile(self.held.narrow(dim, start, length), self.memory)
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: None) -> Tile:
-        return Tile(self.held.view(dtype).view(tuple(shape)), self.memory)
+        shares = shape[0] // len(self.parts) if self.parts else 0  # of what was one of several tiles
+        parts = tuple(part for part in self.parts for _ in range(shares))
+        return Tile(self.held.view(dtype).view(tuple(shape)), self.memory, parts)
 
     def load(self, layout: None) -> Tensor:
         self.memory.check_read()

@@ -186,7 +186,7 @@ def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, s
 
 
 PREPARE = "prepare_kernel"
-SPILLED = 16  # bytes of stack that a thread may have where four programs share the registers
+SPILLED = 64  # bytes of stack that a thread may have where three or four programs share the registers
 
 
 @pytest.mark.parametrize("size", [64, 128])
@@ -453,7 +453,7 @@ def test_every_op_of_the_repository_has_them() -> None:
     forms = {name: load_op(GENERATED / name).form for name in OPS}
     far = [path.parent.name for path in BY_CHUNKS if path.name.startswith("far")]
     assert far == [name for name, form in forms.items() if form.decay == "vector"]
-    assert [path.parent.name for path in PREPARING] == [name for name, form in forms.items() if form.decay != "vector"]
+    assert [path.parent.name for path in PREPARING] == [name for name, form in forms.items() if form.terms == 1]
     assert {path.parent.name for path in BY_CHUNKS} > set(far)
 
 

@@ -280,7 +280,6 @@ FAULTS = [
         "written that some thread may still read",
     ),
     ("kda wide", "    fence_async_shared()\n    lost", "    lost", "what was not fenced"),
-    ("kda wide", "    total = warpgroup_mma_wait(0, deps=(total,))\n", "", "written while a product reads it"),
     ("kda wide", "mbarrier.wait(arrived.index(1), 0)", "mbarrier.wait(arrived.index(1), 1)", "read before it is there"),
     ("kda wide", "    mbarrier.wait(arrived.index(2), 0)\n", "", "read before it is there"),
     ("kda wide", " + gl.sum(write_0 * dw_out_0, axis=1)", "", "dG_end"),
