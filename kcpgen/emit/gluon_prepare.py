@@ -109,7 +109,7 @@ def emit_prepare_hopper(
         leaving=tiles,
         pointers=in_rows(f"{name}_ptr" for name in numbers),
         descriptors=[_descriptor(plan, name) for name in tiles],
-        tensors=in_rows(passed(plan, name) for name in numbers),
+        tensors=in_rows(given(plan, name) for name in numbers),
         formed_when=_formed_when(plan),
         shared_bytes=_shared_bytes(plan),
         key_inputs_names=[i.name for i in inputs],
@@ -272,7 +272,11 @@ def _shared_bytes(plan: KernelPlan) -> str:
     return f"2 * {vectors} * C * KP" + (" + 6 * C * C" if plan.erasing else "")
 
 
+def given(plan: KernelPlan, name: str) -> str:
+    """Host code: the field, or None where an input lies in its place."""
+    return passed(plan, name).replace("None if ", "None if prepared.")
+
+
 def _descriptor(plan: KernelPlan, name: str) -> str:
-    columns = "C" if name[0] in "AB" else "BK"
-    made = f"tile_descriptor(prepared.{name}, C, {columns})"
-    return f"None if in_place else {made}" if passed(plan, name).startswith("None if in_place") else made
+    made = f"tile_descriptor(prepared.{name}, C, {'C' if name[0] in 'AB' else 'BK'})"
+    return given(plan, name).replace(f"prepared.{name}", made)

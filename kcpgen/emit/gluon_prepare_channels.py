@@ -17,6 +17,7 @@ from kcpgen.emit.gluon_prepare import (
     by_columns,
     by_warp,
     from_tiles,
+    given,
     handed_over,
     loaded_across,
 )
@@ -34,7 +35,7 @@ from kcpgen.emit.triton_prologue import (
     used_arguments,
     where_summed,
 )
-from kcpgen.emit.triton_scratch import passed, scratch
+from kcpgen.emit.triton_scratch import scratch
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import names
 
@@ -142,7 +143,7 @@ def emit_prepare_channels_hopper(
         leaving=tiles,
         pointers=in_rows(f"{name}_ptr" for name in numbers),
         descriptors=[f"tile_descriptor(prepared.{name}, C, {'C' if name[0] in 'AB' else 'BK'})" for name in tiles],
-        tensors=in_rows(passed(plan, name) for name in numbers),
+        tensors=in_rows(given(plan, name) for name in numbers),
         shared_bytes=_shared_bytes(plan),
         key_inputs_names=[i.name for i in inputs],
         low_inputs=[i.name for i in inputs if i.name not in _decays(plan)],
