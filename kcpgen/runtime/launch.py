@@ -44,8 +44,8 @@ class GradientTiles:
 
     score_block, score_warps: of the value axis's own kernel. pair_rows: tokens of a block whose pairs are taken one by
     one, in programs of `pair_block` key columns and `pair_warps` warps. finish_warps: of what adds up key blocks.
-    in_flight: whether far pairs and states go to a kernel that has all it needs on its way at once, where the device
-    has one, see `kcpgen.runtime.hopper`; its tiles are its own.
+    in_flight: whether far pairs and states, or all of it where tokens decay as a whole, go to a kernel that has all it
+    needs on its way at once, where the device has one, see `kcpgen.runtime.hopper`; its tiles are its own.
     """
 
     key_block: int
@@ -66,8 +66,8 @@ class GradientTiles:
 class ScanTiles:
     """Tiles of a serial kernel: state columns per program, warps, chunks in flight.
 
-    roles: whether its warps have roles where the device has them, see `kcpgen.runtime.hopper`, which then chooses warps
-    and stages.
+    roles: whether its warps have roles where the device has them, see `kcpgen.runtime.hopper_roles`, which then chooses
+    columns, warps and stages.
     """
 
     value_block: int
