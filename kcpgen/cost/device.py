@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What a chunk-parallel kernel waits for.
+
+    COMPUTING: its own loads, exponentials and small dots in turn. COPIED_AT_ONCE: memory, and products from shared
+    memory; the copies of all that a chunk needs are begun before anything else. STREAMING: memory alone.
+    """
+
+    COMPUTING = "computing"
+    COPIED_AT_ONCE = "copied at once"
+    STREAMING = "streaming"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """copy: bytes read plus written per second. matmul: bfloat16 FLOP per second of a large product.
 
-    A serial kernel takes at least step_us + step_us_per_token * C for a chunk of C tokens, however little it moves.
-    reached: the share of its nearest bound that a chunk-parallel kernel of small dots and exponentials gets to.
+    step_us, reverse_step_us: the least time that a chunk takes a serial kernel, and the reverse scan, however little it
+    moves: of any chunk, and of each of its tokens beside.
+    reached: the share of its nearest bound that a chunk-parallel kernel gets to, by its kind.
     """
 
     name: str
@@ -18,17 +33,18 @@ class Device:
     copy: float
     matmul: float
     multiprocessors: int
-    step_us: float
-    step_us_per_token: float
-    reached: float
+    step_us: tuple[float, float]
+    reverse_step_us: tuple[float, float]
+    reached: Mapping[Kind, float]
 
     def bound_ms(self, bytes_moved: float, flops: float) -> float:
         return 1e3 * max(bytes_moved / self.copy, flops / self.matmul)
 
-    def serial_ms(self, steps: int, chunk: int, programs: int) -> float:
+    def serial_ms(self, steps: int, chunk: int, programs: int, reverse: bool) -> float:
         """Of `programs` that each walk `steps` chunks, one program a multiprocessor at a time."""
         waves = -(-programs // self.multiprocessors)
-        return 1e-3 * waves * steps * (self.step_us + self.step_us_per_token * chunk)
+        chunk_us, token_us = self.reverse_step_us if reverse else self.step_us
+        return 1e-3 * waves * steps * (chunk_us + token_us * chunk)
 
 
 DEVICES = {
@@ -38,8 +54,13 @@ DEVICES = {
         copy=4.27e12,
         matmul=690e12,
         multiprocessors=132,
-        step_us=0.01,  # 0.65 us for 32 tokens and 1.29 us for 64, at K = V = 128, of a scan whose warps have roles
-        step_us_per_token=0.02,
-        reached=0.5,
+        # At K = V = 128, of kernels whose warps have roles: 0.65 us for 32 tokens and 1.29 for 64, 1.46 and 1.84 of the
+        # reverse scan, which leaves a state each chunk.
+        step_us=(0.01, 0.02),
+        reverse_step_us=(1.08, 0.012),
+        # What the kernels of docs/performance.md got to at 1x8192x32, K = V = 128. Computing: `prepare` of a decay per
+        # channel, 0.45 with one term, 0.33 with two. Copied at once: `far_gradients` 0.73 and 0.57, `prepare` 0.71, all
+        # gradients in one kernel 0.67 and 0.78. Streaming: `score_gradients` 0.86, near pairs 0.80 to 0.82.
+        reached={Kind.COMPUTING: 0.42, Kind.COPIED_AT_ONCE: 0.7, Kind.STREAMING: 0.83},
     ),
 }

@@ -56,7 +56,11 @@ class Estimate:
 
 
 def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, by_levels: bool = False) -> Estimate:
-    """Costs in bfloat16 with the tiles the op itself would choose; options off."""
+    """Costs in bfloat16 with the tiles the op itself would choose; options off.
+
+    Kernels are those that the device takes, one after the other; a call, in which some run side by side, takes less or,
+    where these slow each other down, more. On an H200 at 1x8192x32 with K = V = 128 three ops took 0.87 to 1.14 of it.
+    """
     counting = _counting(plan, device, sizes, by_levels)
     inputs, output = sum(counting.inputs.values()), float(2 * sizes.V)
     flops = counting.floor_flops
@@ -107,8 +111,11 @@ def _estimates(kernels: Iterable[KernelWork], device: Device, sizes: Sizes, chun
 
 def _estimate(work: KernelWork, device: Device, sizes: Sizes, chunk: int) -> KernelEstimate:
     bound = device.bound_ms(work.bytes * sizes.token_heads, work.flops * sizes.token_heads)
-    parallel, serial = bound / device.reached, work.pace * device.serial_ms(work.steps, chunk, work.programs)
-    return KernelEstimate(work=work, bound_ms=bound, predicted_ms=parallel if work.steps == 1 else max(bound, serial))
+    if work.steps == 1:
+        predicted = bound / device.reached[work.kind]
+    else:
+        predicted = max(bound, work.pace * device.serial_ms(work.steps, chunk, work.programs, work.reverse))
+    return KernelEstimate(work=work, bound_ms=bound, predicted_ms=predicted)
 
 
 def _floor(bytes_moved: float, flops: float, device: Device, sizes: Sizes) -> Floor:

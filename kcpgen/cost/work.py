@@ -11,23 +11,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from kcpgen.cost.device import Kind
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit import triton_values
-from kcpgen.emit.triton_operands import whole_scores
+from kcpgen.emit import gluon_far_gradients, gluon_gradients, gluon_prepare, triton_values
+from kcpgen.emit.gluon_value_axis import on_both_axes
+from kcpgen.emit.triton_operands import column_names, row_names, whole_scores
 from kcpgen.emit.triton_prepare import rows_of_scores
 from kcpgen.emit.triton_score_gradients import score_operands
 from kcpgen.emit.triton_scratch import field_of, in_place, let_go, row_decays, scratch
 from kcpgen.plan import KernelPlan
+from kcpgen.runtime.hopper_roles import WIDE, WIDER, fitting_columns
 from kcpgen.runtime.layout import CHECKPOINT
 from kcpgen.runtime.split import added_steps, segment_counts
 from kcpgen.spec import TokenInput
 from kcpgen.tokenwise import names
 
 LOW, FULL = 2, 4  # bytes of a 16-bit and of an fp32 element
-REVERSE = 1.8  # a step of the reverse scan beside one of the scan, as measured: 1.4 for 64 tokens, 2.1 for 32
 NEAR = 2  # log2 of the tokens of a block whose pairs the backward takes one by one
+KEY_WIDTHS = (64, 128)  # that kernels for Hopper are written for
 SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a dot
 
 
@@ -35,7 +38,8 @@ SUBSTITUTED = 4  # log2 of the rows of the blocks that are inverted without a do
 class KernelWork:
     """reads, writes: bytes by tensor. steps: chunks that one program walks in turn, 1 where all are side by side.
 
-    pace: time of such a step in steps of the scan.
+    pace: time of such a step beside one of 64 columns. reverse: whether it is one of the reverse scan.
+    kind: of a kernel whose chunks are side by side.
     """
 
     name: str
@@ -45,6 +49,8 @@ class KernelWork:
     programs: int
     steps: int
     pace: float = 1.0
+    reverse: bool = False
+    kind: Kind = Kind.COMPUTING
 
     @property
     def bytes(self) -> float:
@@ -74,18 +80,20 @@ class Counting:
         rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
         reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests]}
         scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), reads, self._output("o"))
+        scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing)})
         summary = self._summary((*corrected, *self._equations("S_next")), reads, self._added[0])
         return (self._prepare(), *summary, scan)
 
     @property
     def backward(self) -> tuple[KernelWork, ...]:
         reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
+        reverse = self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_)
+        reverse = self._in_roles(replace(reverse, reverse=True), leaving=reverse.writes)
         kernels = (
             self._states(),
             *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
-            replace(self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_), pace=REVERSE),
-            self._score_gradients(),
-            self._walk_over_states(),
+            reverse,
+            *((self._both_axes(),) if self._on_both_axes else (self._score_gradients(), self._walk_over_states())),
             *((self._near_gradients(),) if self.plan.decay_axis else ()),
         )
         return kernels if self.sizes.H == self.sizes.HV else (*kernels, self._group_sums())
@@ -128,7 +136,8 @@ class Counting:
         scores = 2 * self.C * self.KP * self._passes * sum(1 for _ in rows_of_scores(self.plan))
         passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
-        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved))
+        kind = _kind(self._copied(gluon_prepare.in_flight(self.plan), chunk=64))
+        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved), kind)
 
     def _states(self) -> KernelWork:
         """In runs of a few chunks, side by side."""
@@ -150,7 +159,36 @@ class Counting:
         writes = {**self._solved_gradients, **self._score_bytes}
         writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
         sums = self._sums if "sums" in score_operands(self.plan) else {}
-        return self._parallel("score_gradients", {**reads, **solve, **sums}, writes, self._flops(equations))
+        products = self._flops(equations)
+        return self._parallel("score_gradients", {**reads, **solve, **sums}, writes, products, Kind.STREAMING)
+
+    def _both_axes(self) -> KernelWork:
+        """In one kernel, between whose parts nothing passes through memory."""
+        values, keys = self._score_gradients(), self._walk_over_states()
+        passed = {*self._solved_gradients, *self._score_bytes}
+        return replace(
+            keys,
+            reads={name: size for name, size in {**values.reads, **keys.reads}.items() if name not in passed},
+            writes={name: size for name, size in {**values.writes, **keys.writes}.items() if name not in passed},
+            flops=values.flops + keys.flops,
+        )
+
+    @property
+    def _on_both_axes(self) -> bool:
+        return self._copied_by_key_axis and not self.plan.decay_axis and on_both_axes(self.plan)
+
+    @property
+    def _copied_by_key_axis(self) -> bool:
+        """Whether the kernel that reads the states copies them at once."""
+        if self.plan.decay_axis:
+            return self._copied(gluon_far_gradients.in_flight(self.plan), chunk=32)
+        operands = len([*row_names(self.plan), *column_names(self.plan)])
+        fit = operands * self.C <= 2 * self.VP  # where states were
+        return self._copied(gluon_gradients.in_flight(self.plan) and fit, chunk=64)
+
+    def _copied(self, in_flight: bool, chunk: int) -> bool:
+        """Whether a kernel that an op may have is taken at these sizes. chunk: tokens that it is written for."""
+        return in_flight and chunk == self.C and self.KP in KEY_WIDTHS
 
     def _walk_over_states(self) -> KernelWork:
         """What reads the states: all of the key axis, or where every channel decays, what comes from afar."""
@@ -162,12 +200,12 @@ class Counting:
         far = self.C.bit_length() - 1 - NEAR if self.plan.decay_axis and self.by_levels else 1
         pairs = 4 * self.C * self.KP * far * sum(1 for _ in rows_of_scores(self.plan))
         name, writes = ("far_gradients", self._far) if self.plan.decay_axis else ("gradients", self._key_gradients)
-        return self._parallel(name, reads, writes, self._flops(equations) + pairs)
+        return self._parallel(name, reads, writes, self._flops(equations) + pairs, _kind(self._copied_by_key_axis))
 
     def _near_gradients(self) -> KernelWork:
         """Pairs within a block, one by one: no products of tiles. Adding up key blocks moves next to nothing."""
         reads = {**self._on_keys, **self._score_bytes, **self._far, **self._sums}
-        return self._parallel("gradients", reads, self._key_gradients, 0.0)
+        return self._parallel("gradients", reads, self._key_gradients, 0.0, Kind.STREAMING)
 
     @property
     def _corrected(self) -> dict[str, float]:
@@ -221,7 +259,15 @@ class Counting:
         shared = [i for i in self.plan.spec.inputs if i.heads == "H"]
         reads = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in shared}
         writes = {f"d{i.name}": self.inputs[i.name] for i in shared}
-        return KernelWork(name="group sums", reads=reads, writes=writes, flops=0.0, programs=len(shared), steps=1)
+        return KernelWork(
+            name="group sums",
+            reads=reads,
+            writes=writes,
+            flops=0.0,
+            programs=len(shared),
+            steps=1,
+            kind=Kind.STREAMING,
+        )
 
     @property
     def _gradient_bytes(self) -> dict[str, float]:
@@ -231,9 +277,28 @@ class Counting:
             for i in self.plan.spec.inputs
         }
 
-    def _parallel(self, name: str, reads: Mapping[str, float], writes: Mapping[str, float], flops: float) -> KernelWork:
+    def _parallel(
+        self, name: str, reads: Mapping[str, float], writes: Mapping[str, float], flops: float, kind: Kind
+    ) -> KernelWork:
         programs = self.sizes.B * self._chunks * self.sizes.HV
-        return KernelWork(name=name, reads=reads, writes=writes, flops=flops, programs=programs, steps=1)
+        return KernelWork(name=name, reads=reads, writes=writes, flops=flops, programs=programs, steps=1, kind=kind)
+
+    def _in_roles(self, work: KernelWork, leaving: Mapping[str, float]) -> KernelWork:
+        """With the columns that a program would take. leaving: what it writes in training, all of it on values."""
+        fields = [*triton_values.value_fields(self.plan), *self._corrected, "do"]
+        on_values = {*fields, *(i.name for i in self.plan.inputs_on("V"))}
+        whole = sum(size for name, size in work.reads.items() if name not in on_values)
+        split = sum(size for name, size in work.reads.items() if name in on_values)
+
+        def shared(columns: int) -> tuple[int, int]:
+            share = columns / self.VP
+            return int(self.C * (whole + split * share)), int(self.C * sum(leaving.values()) * share)
+
+        lengths = (work.steps,) * (self.sizes.B * self.segments)
+        sizes = (lengths, self._serial_programs, self.multiprocessors)
+        if self.VP % WIDE or self.KP not in KEY_WIDTHS or fitting_columns(*sizes, shared) != WIDE:
+            return work
+        return replace(work, programs=work.programs // 2, pace=work.pace * WIDER)
 
     def _serial(
         self, name: str, equations: Iterable[Equation], reads: Mapping[str, float], writes: Mapping[str, float]
@@ -344,6 +409,10 @@ class Counting:
 
     def _flops(self, equations: Iterable[Equation]) -> float:
         return flops(equations, {"C": self.C, "K": self.KP, "V": self.VP}) / self.C
+
+
+def _kind(copied: bool) -> Kind:
+    return Kind.COPIED_AT_ONCE if copied else Kind.COMPUTING
 
 
 def _width(declared: TokenInput) -> int:

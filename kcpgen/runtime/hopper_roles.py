@@ -57,12 +57,22 @@ def columns_and_stages(
 
     shared: bytes of the tiles of one chunk and of those that leave, by columns.
     """
-    in_flight = {NARROW: stages(prepared, layout, tiles, *shared(NARROW)), WIDE: _in_flight(*shared(WIDE))}
-    if not all(in_flight.values()) or prepared.value_width % WIDE or _two_fit(in_flight[NARROW], *shared(NARROW)):
-        return NARROW, in_flight[NARROW]
+    count = stages(prepared, layout, tiles, *shared(NARROW))
+    if not count or prepared.value_width % WIDE:
+        return NARROW, count
     programs = prepared.heads * prepared.value_width // NARROW
-    found = columns(layout.lengths, programs, multiprocessors(layout.sequences.device))
-    return found, in_flight[found]
+    found = fitting_columns(layout.lengths, programs, multiprocessors(layout.sequences.device), shared)
+    return found, _in_flight(*shared(found))
+
+
+def fitting_columns(
+    lengths: tuple[int, ...], programs: int, processors: int, shared: Callable[[int], tuple[int, int]]
+) -> int:
+    """Of `columns` those that there is room for, if two programs of 64 do not share a multiprocessor anyway."""
+    count = _in_flight(*shared(NARROW))
+    if not _in_flight(*shared(WIDE)) or _two_fit(count, *shared(NARROW)):
+        return NARROW
+    return columns(lengths, programs, processors)
 
 
 def _two_fit(count: int, tile_bytes: int, leaving_bytes: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kcpgen.cli import main
-from kcpgen.cost.device import DEVICES
+from kcpgen.cost.device import DEVICES, Kind
 from kcpgen.cost.estimate import Estimate, estimate
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes, parse_sizes
@@ -23,6 +23,7 @@ from kcpgen.derivation.normal_form import derive_normal_form
 from kcpgen.emit.triton_scratch import let_go
 from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
+from kcpgen.runtime.hopper_roles import WIDER
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = parse_sizes("1x8192x32x128x128")
@@ -89,6 +90,9 @@ def test_scratch_is_what_the_package_allocates(spec_path: Path) -> None:
 )
 def test_scratch_that_is_read_is_what_the_launcher_passes(spec_path: Path, kernel: str, file: str) -> None:
     found, plan = estimated(spec_path.stem), plan_of(spec_path)
+    if "score_gradients" not in kernels(found):  # both axes are in one kernel
+        kernel, file = kernel.replace("score_gradients", "gradients"), file.replace("score_gradients", "gradients")
+        file = file.replace("gradients", "gradients_hopper")
     read = set(kernels(found)[kernel].reads) & {*found.saved, *kernels(found)["prepare"].writes}
     passed = passed_on(ROOT / "generated" / spec_path.stem, file)
     in_place = {name for name in passed if name.startswith(("read", "write_", "value_"))} - read
@@ -102,7 +106,8 @@ def test_every_input_is_read_and_gets_a_gradient(spec_path: Path) -> None:
     works = kernels(estimated(spec_path.stem))
     names = {i.name for i in plan_of(spec_path).spec.inputs}
     assert names <= {*works["prepare"].reads, *works["scan"].reads}
-    assert {f"d{name}" for name in names} <= {*works["score_gradients"].writes, *works["gradients"].writes}
+    written = {name for work in works.values() if work.name.endswith("gradients") for name in work.writes}
+    assert {f"d{name}" for name in names} <= written
 
 
 @pytest.mark.parametrize(
@@ -155,9 +160,95 @@ def test_a_serial_kernel_takes_its_steps_however_little_it_moves() -> None:
     assert few.work.programs == 96
     assert few.work.steps == 8192 // 64
     assert few.predicted_ms == pytest.approx(128 * (0.01 + 0.02 * 64) / 1e3)
-    many = estimated("gdn", parse_sizes("1x8192x96x128x128")).forward[1]
-    assert many.work.programs == 192
-    assert many.predicted_ms == pytest.approx(2 * few.predicted_ms)
+    many = estimated("gdn", parse_sizes("1x8192x144x128x128")).forward[1]
+    assert many.work.programs == 288
+    assert many.predicted_ms == pytest.approx(3 * few.predicted_ms)
+
+
+def test_a_serial_kernel_takes_128_columns_where_that_saves_a_wave() -> None:
+    many = estimated("gdn", parse_sizes("1x4096x96x128x128"))
+    few = estimated("gdn", parse_sizes("1x4096x48x128x128"))
+    reverse = [next(k for k in found.backward if k.work.name == "reverse") for found in (many, few)]
+    for wide, narrow in ((many.forward[1], few.forward[1]), reverse):
+        assert wide.work.programs == narrow.work.programs == 96
+        assert wide.predicted_ms == pytest.approx(max(wide.bound_ms, WIDER * narrow.predicted_ms))
+    assert kernels(estimated("gla", parse_sizes("1x4096x96x128x128")))["scan"].programs == 192  # two share one
+
+
+def room_of(package: Path, file: str, sizes: dict[str, int]) -> tuple[int, int]:
+    """Bytes that a generated launcher says that a chunk's tiles take, and those that leave."""
+    text = (package / f"{file}.py").read_text(encoding="utf-8")
+    (returned,) = re.findall(r"of those that leave\.\"\"\"\n\s+return (.*)", text)
+    return tuple(eval(returned, {}, sizes))  # of a file that this repository generates
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_columns_are_chosen_by_the_room_that_launchers_reckon_with(
+    spec_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[tuple[int, int]] = []
+
+    def seen(lengths: object, programs: int, processors: int, shared: Callable[[int], tuple[int, int]]) -> int:
+        rooms.append(shared(columns))
+        return 64
+
+    monkeypatch.setattr("kcpgen.cost.work.fitting_columns", seen)
+    sizes = {"C": estimated(spec_path.stem).chunk, "KP": 128, "block": columns}
+    package = ROOT / "generated" / spec_path.stem
+    for (tiles, leaving), file in zip(rooms, ("scan_hopper", "reverse_hopper"), strict=True):
+        of_tiles, of_leaving = room_of(package, file, sizes)
+        assert leaving == of_leaving
+        assert tiles == pytest.approx(of_tiles, rel=0.005)  # beside one number a chunk
+
+
+def copied(found: Estimate) -> set[str]:
+    return {name for name, kernel in kernels(found).items() if kernel.kind is Kind.COPIED_AT_ONCE}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("kda", "1x8192x32x128x128", {"far_gradients"}),
+        ("dplr", "1x8192x32x128x128", {"far_gradients"}),
+        ("gdn", "1x8192x32x128x128", {"prepare", "gradients"}),
+        ("simple_gla", "1x8192x32x64x64", {"prepare", "gradients"}),
+        ("gdn", "1x8192x32x64x64", {"prepare"}),  # three operands of pairs do not fit where such states were
+        ("comba", "1x8192x32x128x128", {"prepare"}),  # its erases read the state before their token's decay
+        ("gdn", "1x8192x32x256x128", set()),
+        ("kda", "1x8192x32x256x128", set()),
+    ],
+)
+def test_kernels_that_copy_at_once_are_told_from_others(name: str, shape: str, expected: set[str]) -> None:
+    assert copied(estimated(name, parse_sizes(shape))) == expected
+
+
+def test_nothing_passes_through_memory_between_both_axes_in_one_kernel() -> None:
+    """240 KB a chunk and head, where two kernels move 336."""
+    one, two = (kernels(estimated(name)) for name in ("gdn", "comba"))
+    assert "score_gradients" not in one
+    assert one["gradients"].bytes * 64 == pytest.approx(240 * 1024, rel=0.01)
+    passed = {"dR_0", "dA_0", "dL_0_0"}
+    assert passed <= {*two["score_gradients"].writes} & {*two["gradients"].reads}
+    assert not passed & {*one["gradients"].writes, *one["gradients"].reads}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "forward", "training"),
+    [
+        ("kda", "1x8192x32x128x128", 0.41, 1.68),
+        ("gdn", "1x8192x32x128x128", 0.27, 0.95),
+        ("dplr", "1x8192x32x128x128", 0.77, 2.75),
+        ("kda", "1x8192x96x128x128", 1.11, 4.61),
+        ("gdn", "1x8192x96x128x128", 0.61, 2.53),
+        ("dplr", "1x8192x96x128x128", 2.10, 7.66),
+        ("kda", "1x131072x8x128x128", 2.12, 7.28),
+    ],
+)
+def test_predictions_are_near_what_an_h200_took(name: str, shape: str, forward: float, training: float) -> None:
+    found = estimated(name, parse_sizes(shape))
+    predicted = sum(k.predicted_ms for k in found.forward)
+    assert predicted == pytest.approx(forward, rel=0.2)
+    assert predicted + sum(k.predicted_ms for k in found.backward) == pytest.approx(training, rel=0.2)
 
 
 def test_few_heads_are_cut_into_segments() -> None:
