@@ -15,7 +15,7 @@ from kcpgen.cost.device import Kind
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit import gluon_far_gradients, gluon_gradients, gluon_prepare, triton_values
+from kcpgen.emit import gluon_far_gradients, gluon_gradients, gluon_prepare, gluon_prepare_channels, triton_values
 from kcpgen.emit.gluon_value_axis import on_both_axes
 from kcpgen.emit.triton_operands import column_names, row_names, whole_scores
 from kcpgen.emit.triton_prepare import rows_of_scores
@@ -136,7 +136,8 @@ class Counting:
         scores = 2 * self.C * self.KP * self._passes * sum(1 for _ in rows_of_scores(self.plan))
         passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
-        kind = _kind(self._copied(gluon_prepare.in_flight(self.plan), chunk=64))
+        by_tokens = self._copied(gluon_prepare.in_flight(self.plan), chunk=64)
+        kind = _kind(by_tokens or self._copied(gluon_prepare_channels.in_flight(self.plan), chunk=32))
         return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved), kind)
 
     def _states(self) -> KernelWork:

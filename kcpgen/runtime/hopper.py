@@ -25,7 +25,6 @@ TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were ru
 LIMIT = 230_000  # bytes of shared memory, tiles on their way out included
 SHARED_OF_TWO, RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and what a program takes beside
 
-
 _forced: ContextVar[bool | None] = ContextVar("hopper", default=None)
 
 
