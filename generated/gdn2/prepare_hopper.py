@@ -29,10 +29,7 @@ from kcpgen.runtime.ops import level_span_T, load_tile, log2_decay, same_level, 
 from .prepare import Prepared
 
 PROGRAMS = 3  # on a multiprocessor: four would have too few registers
-BLOCK, TOKENS = (
-    64,
-    32,
-)  # keys of a tile, and the tokens of a chunk: half as many, so that reads and erases fill a product
+BLOCK, TOKENS = 64, 32  # keys of a tile, tokens of a chunk: reads and erases are as many rows as a tile has
 
 
 @gluon.jit
