@@ -59,9 +59,9 @@ def gradients_kernel(
     first = gl.load(chunks_ptr + 3 * (at // HV) + 1).to(gl.int64)
     count = gl.load(chunks_ptr + 3 * (at // HV) + 2)
     token_head = (batch * row_tokens + first) * HV + head  # row of this chunk's first token in the contiguous gradients
-    q_start = q_ptr + batch * q_batch + first * q_token + group * q_head
-    k_start = k_ptr + batch * k_batch + first * k_token + group * k_head
-    beta_start = beta_ptr + batch * beta_batch + first * beta_token + head * beta_head
+    q_start = q_ptr + batch * q_batch + first * q_token + group.to(gl.int64) * q_head
+    k_start = k_ptr + batch * k_batch + first * k_token + group.to(gl.int64) * k_head
+    beta_start = beta_ptr + batch * beta_batch + first * beta_token + head.to(gl.int64) * beta_head
 
     LOW: gl.constexpr = S.dtype  # operands of products; sums stay fp32
     of_operands: gl.constexpr = gl.NVMMASharedLayout(128, 16)

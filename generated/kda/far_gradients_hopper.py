@@ -116,7 +116,7 @@ def far_gradients_kernel(
     pair_row = gl.arange(0, C, gl.SliceLayout(1, of_pairs))
     pair_column = gl.arange(0, C, gl.SliceLayout(0, of_pairs))
     nothing = gl.zeros([BK, C], gl.float32, of_tokens)
-    beta_start = beta_ptr + batch * beta_batch + first * beta_token + head * beta_head
+    beta_start = beta_ptr + batch * beta_batch + first * beta_token + head.to(gl.int64) * beta_head
     beta = load_column(beta_start, beta_token, rows, count)
     if USE_BETA_SIGMOID_IN_KERNEL == 1:
         beta = tl.where(live, sigmoid(beta), 0.0)

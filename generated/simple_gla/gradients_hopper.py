@@ -54,7 +54,7 @@ def gradients_kernel(
     first = gl.load(chunks_ptr + 3 * (at // HV) + 1).to(gl.int64)
     count = gl.load(chunks_ptr + 3 * (at // HV) + 2)
     token_head = (batch * row_tokens + first) * HV + head  # row of this chunk's first token in the contiguous gradients
-    g_start = g_ptr + batch * g_batch + first * g_token + head * g_head
+    g_start = g_ptr + batch * g_batch + first * g_token + head.to(gl.int64) * g_head
 
     LOW: gl.constexpr = S.dtype  # operands of products; sums stay fp32
     of_operands: gl.constexpr = gl.NVMMASharedLayout(128, 16)

@@ -26,6 +26,13 @@ ZEROS = {
 STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
 
 
+def in_64_bits(used: dict[str, list[str]]) -> dict[str, list[str]]:
+    """`used_arguments` with heads found by 64 bits: their numbers have 32 in these kernels, and strides are as large as
+    a sequence where inputs lie head by head."""
+    starts = [re.sub(r"\b(head|group) \*", r"\1.to(gl.int64) *", line) for line in used["starts"]]
+    return {**used, "starts": starts}
+
+
 def state_sums(plan: KernelPlan) -> list[Equation]:
     """Sums over the value axis, of a state and what meets it."""
     return [e for e in plan.form.gradients if e.target.name in EQUATIONS[:3]]

@@ -95,6 +95,7 @@ class Memory:
     products: int = 0  # that are begun and read it
     read: bool = False  # since all threads met
     written: bool = False  # by threads, and not fenced: the tensor cores and copies need not see it
+    kept: bool = False  # whether a compiler may not give its place to what is allocated later
 
     def check_read(self) -> None:
         assert not self.arriving, "a tile is read before it is there"
@@ -147,7 +148,9 @@ class Tile:
         return self.held.clone()
 
     def _keep_alive(self) -> None:
-        """Tiles stay."""
+        """Until here, and with all its parts."""
+        for memory in (self.memory, *self.parts):
+            memory.kept = not memory.leaving
 
     def store(self, value: Tensor) -> None:
         self.memory.check_write()
@@ -187,6 +190,7 @@ class Program:
         self.barriers: list[Arrivals] = []
         self.under_way: list[Product] = []
         self.leaving: list[tuple[Source, Sequence[Any], Tile]] = []
+        self.copied_out: list[Memory] = []
 
     def into(self, names: dict[str, Any], number: int) -> None:
         """What kernels call, for this program."""
@@ -243,6 +247,7 @@ class Program:
         assert not self.under_way, "a program ends while it multiplies"
         assert not any(barrier.coming for barrier in self.barriers), "a program ends while tiles are copied"
         assert not self.leaving, "a program ends while tiles are copied out"
+        assert all(memory.kept for memory in self.copied_out), "a tile may lose its place while it is copied out"
 
     def allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: None, value: Tensor | None = None) -> Tile:
         tile = Tile(torch.full(tuple(shape), torch.nan, dtype=dtype))
@@ -280,6 +285,7 @@ class Program:
         assert not tile.memory.written, "what was not fenced is copied out"
         assert tile.dtype is target.dtype
         tile.memory.leaving = True
+        self.copied_out.append(tile.memory)
         self.leaving.append((target, corner, tile))
 
     def wait_for_copies(self, later: int) -> None:

@@ -221,6 +221,7 @@ FAULTS = [
     ("gdn odd", "    fence_async_shared()\n    if read_out", "    if read_out", "not fenced"),
     ("comba", "tl.exp2(G_before_across)", "tl.exp2(G_across)", "W_0"),
     ("comba", "    tma.store_wait(0)\n    k_tile._keep", "    k_tile._keep", "ends while tiles are copied out"),
+    ("comba", "    q_tile._keep_alive()\n", "", "may lose its place"),
     ("delta_rule", "A_0 = tl.where(up_to, A_0, 0.0)", "pass", "A_0"),
     ("simple_gla", "tl.exp2(G_from), mask=rows > 0", "tl.exp2(G), mask=rows > 0", "to_end"),
     ("kda in groups", "gl.exp2(G_end - G_middle)", "gl.exp2(G_end)", "w_out_0"),
