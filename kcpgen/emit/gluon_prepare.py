@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from kcpgen.emit import triton_values
-from kcpgen.emit.gluon_chunks import copy_input, laid_out
+from kcpgen.emit.gluon_chunks import copy_input, in_64_bits, laid_out
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
@@ -51,12 +51,12 @@ def emit_prepare_hopper(
     lines = {
         "before_keys": by_warp(from_tiles(plan, body["before_keys"])),
         "formed": laid_out(_formed(plan)),
-        "finished": by_columns(body["finished"]),
+        "finished": by_columns(plan, body["finished"]),
         "strengths": by_warp(triton_values.store_strengths(plan)),
         "value_operands": laid_out(body["value_operands"]),
     }
-    blocks = [[name, *by_columns([value])] for name, value in triton_values.block_values(plan).items()]
-    scaled = by_columns([body["scaled"][0]]) if plan.erasing else []
+    blocks = [[name, *by_columns(plan, [value])] for name, value in triton_values.block_values(plan).items()]
+    scaled = by_columns(plan, [body["scaled"][0]]) if plan.erasing else []
     products = list(_products(plan, rows))
     used = [*lines["formed"], *lines["finished"], *lines["value_operands"], *chain.from_iterable(blocks), *scaled]
     named = [*chain.from_iterable(lines.values()), *chain.from_iterable(blocks), *scaled]
@@ -74,7 +74,7 @@ def emit_prepare_hopper(
         solve=int(bool(plan.erasing)),
         whole_value_axis=int(plan.whole_value_axis),
         device_functions=[f for f in device_functions(named) if f != "unit_lower_inverse"],
-        used=used_arguments(plan, named),
+        used=in_64_bits(used_arguments(plan, named)),
         sources=sources,
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
         formed_tiles=[_tile(b) for b in plan.bases if not plan.loaded(b)],
@@ -105,7 +105,11 @@ def emit_prepare_hopper(
         erase_tile=_tile(erase.base) if erase else "",
         scaled_inverse=("-" if erase and erase.coefficient.could_extract_minus_sign() else "") + "".join(scaled),
         blocks=blocks,
-        places=[*(_tile(b) for b in plan.bases), *(f"{name}_leaving" for name, _ in blocks)],
+        places=[
+            *(_tile(b) for b in plan.bases),
+            *([f"A_{j}_leaving"] if taken else []),
+            *(f"{name}_leaving" for name, _ in blocks),
+        ],
         leaving=tiles,
         pointers=in_rows(f"{name}_ptr" for name in numbers),
         descriptors=[_descriptor(plan, name) for name in tiles],
@@ -179,18 +183,23 @@ def by_warp(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def by_columns(lines: Iterable[str]) -> list[str]:
+def by_columns(plan: KernelPlan, lines: Iterable[str]) -> list[str]:
     """What a token has of each column of scores, where the portable kernel has one layout for rows and columns."""
 
+    numbers = {
+        *numbers_of_tokens(plan),
+        *(planned.name for planned in plan.sums),
+    }  # a head's are the same in any layout
+
     def across(x: str) -> str:
-        return x if x == "tokens" else re.sub(NUMBERS, r"\1_across", x)
+        return re.sub(NUMBERS, lambda name: f"{name[1]}_across" if name[1] in numbers else name[1], x)
 
     return [_replaced(_masks(line), columns=across) for line in lines]
 
 
 def _masks(line: str) -> str:
     named = line.replace("up_to(rows)", "up_to").replace("before(rows)", "before")
-    return named.replace("== rows[None, :]", "== tokens[None, :]")
+    return named.replace("== rows[None, :]", "== token_columns[None, :]")
 
 
 def handed_over(plan: KernelPlan, lines: Sequence[str], rows: str = "by_token") -> dict[str, Value]:
@@ -267,9 +276,10 @@ def _formed_when(plan: KernelPlan) -> str:
 
 
 def _shared_bytes(plan: KernelPlan) -> str:
-    """Host code: of vectors, the solve and B."""
+    """Host code: of vectors, the solve, B, and A where it has a place of its own."""
+    scores = 8 if any(row.base == plan.read.base for row in plan.erase.values()) else 6
     vectors = len(plan.inputs_on("K")) + sum(not plan.loaded(b) for b in plan.bases)
-    return f"2 * {vectors} * C * KP" + (" + 6 * C * C" if plan.erasing else "")
+    return f"2 * {vectors} * C * KP" + (f" + {scores} * C * C" if plan.erasing else "")
 
 
 def given(plan: KernelPlan, name: str) -> str:

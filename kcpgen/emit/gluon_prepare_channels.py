@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import triton_values
-from kcpgen.emit.gluon_chunks import copy_input
+from kcpgen.emit.gluon_chunks import copy_input, in_64_bits
 from kcpgen.emit.gluon_far_gradients import declared, free, kept, turned
 from kcpgen.emit.gluon_prepare import (
     by_blocks,
@@ -72,12 +72,12 @@ def emit_prepare_channels_hopper(
     before_keys = [line.replace("by_rows(", "by_keys(") for line in by_warp(from_tiles(plan, body["before_keys"]))]
     lines = {
         "before_keys": list(_walks(turned(before_keys))),
-        "finished": by_columns(body["finished"]),
+        "finished": by_columns(plan, body["finished"]),
         "strengths": by_warp(triton_values.store_strengths(plan)),
         "value_operands": body["value_operands"],
     }
-    blocks = [[name, *by_columns([value])] for name, value in triton_values.block_values(plan).items()]
-    scaled = by_columns(body["scaled"])
+    blocks = [[name, *by_columns(plan, [value])] for name, value in triton_values.block_values(plan).items()]
+    scaled = by_columns(plan, body["scaled"])
     sign = "-" if erase and erase.coefficient.could_extract_minus_sign() else ""
     used = [*lines["finished"], *chain.from_iterable(blocks), *scaled]
     vector_given, decay_given = free(vector_lines), free(decay_lines)
@@ -97,7 +97,7 @@ def emit_prepare_channels_hopper(
         device_functions=[
             f for f in device_functions([*named, *template_calls]) if f not in ("unit_lower_inverse", "up_to", "before")
         ],
-        used=used_arguments(plan, named),
+        used=in_64_bits(used_arguments(plan, named)),
         sources=[f"{i.name}_source" for i in inputs],
         source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
         block_bytes=" + ".join(f"{i.name}_source.block_type.nbytes" for i in inputs),

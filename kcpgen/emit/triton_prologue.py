@@ -26,7 +26,7 @@ KERNEL_NAMES = frozenset((
     "states", "scratch", "scale", "precision", "block", "corner", "tile", "collected", "arriving", "decay_before",
     "decay_parts", "part", "parts", "key_block", "key_start", "key_tile", "state_tile", "value_tile", "ROWS",
     "BLOCKS", "Gs", "dGs", "dG_block", "t", "s", "together", "mismatch", "borders", "unseen", "chunks", "stretches",
-    "before", "tokens", "erase", "found", "scaled", "left", "arrived", "nothing",
+    "before", "arrived", "nothing",
 ))  # fmt: skip
 
 

@@ -59,6 +59,11 @@ FORMS = {
         KEYS, VALUES, "token p : [H, K]", "token z : [HV, V]", GATE,
         "S[t] = exp(g) S[t-1] + (k / exp(p)) (v / (exp(z) + exp(-z)))^T", READ,
     ),
+    "reads_of_the_key_that_is_erased": ("token k : [H, K]", VALUES, GATE, BETA, DELTA, "o[t] = scale S[t]^T k"),
+    "a_strength_made_with_a_parameter": (
+        KEYS, VALUES, GATE, BETA, "param d : [HV]",
+        "S[t] = exp(g) (I - sigmoid(x + d) k k^T) S[t-1] + sigmoid(x + d) k v^T", READ,
+    ),
     "a_norm_over_values": (KEYS, VALUES, GATE, BETA, DELTA, READ, "option norm: v <- l2norm(v)"),
     "a_scalar_made_with_a_sum_over_keys": (
         KEYS, VALUES, GATE, BETA, "param c : [HV, K]", DELTA, READ, "option shifted: x <- sigmoid(x + sum(c .* c))",

@@ -166,7 +166,7 @@ def test_so_do_those_of_128_columns(name: str, size: int, monkeypatch: pytest.Mo
         assert re.findall(r"\b(?:STL|LDL)\b", text[text.index("HGMMA") : text.rindex("HGMMA")]) == []
 
 
-FAR, PAIRS = "far_gradients_kernel", "gradients_kernel"
+FAR, PAIRS, PREPARE = "far_gradients_kernel", "gradients_kernel", "prepare_kernel"
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_kernels_that_copy_by_chunks_compile_and_multiply_in_groups(name: str, s
     assert 3 * text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA")
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("gdn", PAIRS), ("kda", FAR)])
+@pytest.mark.parametrize(("name", "kernel"), [("gdn", PREPARE), ("kda", PREPARE), ("gdn", PAIRS), ("kda", FAR)])
 def test_heads_that_lie_one_behind_the_other_are_found_by_64_bits(name: str, kernel: str) -> None:
     """A head of 2**20 tokens and 128 channels takes 2**27 elements, and 32 bits count sixteen of them."""
     op = load_op(GENERATED / name)
-    case = replace(in_segments(128), keywords={"use_qk_l2norm_in_kernel": True})
+    case = replace(in_segments(128), tokens=1000, keywords={"use_qk_l2norm_in_kernel": True})
     inputs = make_inputs(op, case, "cpu")
     for token, x in inputs.tokens.items():
         inputs.tokens[token] = x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
@@ -203,7 +203,6 @@ def test_heads_that_lie_one_behind_the_other_are_found_by_64_bits(name: str, ker
     assert re.findall(r"arith\.muli .*%\w+_head\b.* : i32", text) == []
 
 
-PREPARE = "prepare_kernel"
 SPILLED = 64  # bytes of stack that a thread may have where three or four programs share the registers
 
 
