@@ -12,15 +12,8 @@ from itertools import chain
 from kcpgen.emit import triton_values
 from kcpgen.emit.gluon_chunks import copy_input, in_64_bits
 from kcpgen.emit.gluon_far_gradients import declared, free, kept, turned
-from kcpgen.emit.gluon_prepare import (
-    by_blocks,
-    by_columns,
-    by_warp,
-    from_tiles,
-    given,
-    handed_over,
-    loaded_across,
-)
+from kcpgen.emit.gluon_prepare import by_blocks, from_tiles, given
+from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
