@@ -31,7 +31,7 @@ TILES = ("read", "write", "A", "B", "W")  # scratch that is filled by tiles
 
 
 def in_flight(plan: KernelPlan) -> bool:
-    """Whether there is such a kernel of an op: with chunks of 64, and values that are not made of the solve."""
+    """Whether there is such a kernel of an op: of one term, at most one erase, and no decays of channels."""
     alone = len(plan.terms) == 1 and len(plan.erasing) <= 1 and not (plan.erasing and plan.pure_writes)
     return alone and plan.decays_rows
 
@@ -129,10 +129,13 @@ def by_blocks(copy: str) -> str:
 
 
 def from_tiles(plan: KernelPlan, lines: Iterable[str]) -> Iterator[str]:
-    """Inputs on the key axis come by tiles."""
+    """Inputs on the key axis come by tiles, which a walk over it has to wait for."""
     names = "|".join(i.name for i in plan.inputs_on("K"))
     load = re.compile(rf"load_tile\(({names})_start, .*\)$")
-    yield from (load.sub(r"by_rows(\1_tile.index(key_start // BK), inside)", line) for line in lines)
+    for line in lines:
+        if (text := line.lstrip()).startswith("for key_start in"):
+            yield line.replace(text, "mbarrier.wait(arrived.index(0), 0)")
+        yield load.sub(r"by_rows(\1_tile.index(key_start // BK), inside)", line)
 
 
 def _formed(plan: KernelPlan) -> Iterator[str]:

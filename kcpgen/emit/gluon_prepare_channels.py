@@ -6,7 +6,7 @@ Chunks have 32 tokens: what is read and what is erased, one above the other, are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import triton_values
@@ -64,7 +64,7 @@ def emit_prepare_channels_hopper(
     bases = list(dict.fromkeys(base_variable(plan, b) for b in plan.bases))
     before_keys = [line.replace("by_rows(", "by_keys(") for line in by_warp(from_tiles(plan, body["before_keys"]))]
     lines = {
-        "before_keys": list(_walks(turned(before_keys))),
+        "before_keys": [re.sub(r"(tl\.sum\(.*), axis=1\)", r"\1, axis=0)", line) for line in turned(before_keys)],
         "finished": by_columns(plan, body["finished"]),
         "strengths": by_warp(triton_values.store_strengths(plan)),
         "value_operands": body["value_operands"],
@@ -178,14 +178,6 @@ def _decay_lines(plan: KernelPlan) -> list[str]:
 def _vector_lines(plan: KernelPlan) -> list[str]:
     bases = list(dict.fromkeys(base_variable(plan, b) for b in plan.bases))
     return turned(kept([*_vectors(plan), *form_bases(plan)], bases))
-
-
-def _walks(lines: Iterable[str]) -> Iterator[str]:
-    """Sums over keys, which are rows here, once the vectors are there."""
-    for line in lines:
-        if (text := line.lstrip()).startswith("for key_start in"):
-            yield line.replace(text, "mbarrier.wait(arrived.index(0), 0)")
-        yield re.sub(r"(tl\.sum\(.*), axis=1\)", r"\1, axis=0)", line)
 
 
 def _sums_by_tokens(plan: KernelPlan) -> Iterator[str]:

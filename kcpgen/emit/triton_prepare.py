@@ -34,6 +34,7 @@ from kcpgen.emit.triton_scratch import (
     in_place,
     let_go,
     passed,
+    room_to_solve,
     row_decays,
     scratch,
     solved_in_passing,
@@ -87,11 +88,11 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         host_functions=[
             "PrepareTiles",
             *(["readable_in_place"] if "readable" in in_place(plan) + triton_values.in_place(plan) else []),
-            *(["room_within"] if solved_in_passing(plan) else []),
+            *(["room_within"] if "room_within" in room_to_solve(plan) else []),
         ],
         scratch_pointers=in_rows(f"{name}_ptr" for name in made),
         solved_in_passing=solved_in_passing(plan),
-        lent=f"W_{plan.erasing[0]}" if plan.erasing else "",
+        room_to_solve=room_to_solve(plan),
         scratch_tensors=in_rows(name if name == solved_in_passing(plan) else passed(plan, name) for name in made),
         waiting_pointers=["work_ptr", *(f"{name}_ptr" for name in waiting_rests(plan))] if plan.decay_axis else [],
         waiting_rooms=[f"{shared['value_input']}.new_empty((len(chunks), HV, C, KP), dtype=scratch_dtype)"]

@@ -109,9 +109,17 @@ def allocation(plan: KernelPlan, name: str, shape: str) -> str:
 
 
 def solved_in_passing(plan: KernelPlan) -> str:
-    """The field where (I - L)^-1 is worked out in memory, if it may happen in the place of W, and where nothing else
-    lies meanwhile; "" if not."""
-    return f"T_{plan.erasing[0]}_{plan.erasing[0]}" if plan.decays_rows and len(plan.erasing) == 1 else ""
+    """The field of (I - L)^-1 that only a backward reads and that may be worked out in shared memory; "" if none is."""
+    alone = len(plan.terms) == len(plan.erasing) == 1
+    return f"T_{plan.erasing[0]}_{plan.erasing[0]}" if alone else ""
+
+
+def room_to_solve(plan: KernelPlan) -> str:
+    """Host code: memory to work it out in elsewhere, which is that of W where nothing lies there meanwhile."""
+    if not solved_in_passing(plan):
+        return ""
+    apart = "scratch(C, C, dtype=torch.float32)"
+    return f"room_within(prepared.W_{plan.erasing[0]}, C, C)" if plan.decays_rows else apart
 
 
 def passed(plan: KernelPlan, name: str) -> str:
