@@ -84,7 +84,7 @@ def merge_blocks(inverse, C: gl.constexpr, SIZE: gl.constexpr):
         between = lower.slice(2 * pair * SIZE, SIZE, dim=1).load(right)
         later = lower.slice((2 * pair + 1) * SIZE, SIZE, dim=1).load(left)
         seen = gl.convert_layout(product_of_fp32(later, between, nothing), left)
-        found = found + (product_of_fp32(seen, earlier, nothing),)  # type: ignore[assignment]  # noqa: RUF005 (as above)
+        found = found + (product_of_fp32(seen, earlier, nothing),)  # type: ignore[assignment]  # noqa: RUF005 (Triton grows tuples so)
     gl.thread_barrier()  # all have read what is written over
     for pair in gl.static_range(C // (2 * SIZE)):
         inverse.slice((2 * pair + 1) * SIZE, SIZE, dim=0).slice(2 * pair * SIZE, SIZE, dim=1).store(found[pair])
