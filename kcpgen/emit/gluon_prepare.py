@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import triton_values
-from kcpgen.emit.gluon_chunks import copy_input, in_64_bits, laid_out
+from kcpgen.emit.gluon_chunks import awaited, copy_input, in_64_bits, laid_out
 from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
@@ -95,7 +95,7 @@ def emit_prepare_hopper(
         sums_by_rows=list(_sums_by_rows(plan)),
         scores=[score for score, _, _ in rows],
         products=products,
-        awaited=_awaited([score for score, _, _ in rows]),
+        awaited=awaited([score for score, _, _ in rows]),
         score=f"A_{j}",
         score_place=own if taken else f"{_tile(plan.read.base)}.index(0).reshape([C, BK])",
         inverse=f"T_{erasing}_{erasing}",
@@ -167,11 +167,6 @@ def _products(plan: KernelPlan, rows: Iterable[tuple[str, Row, int]]) -> Iterato
 
     for score, row, j in rows:
         yield f"{score} = product({block(row.base)}, {block(plan.write[j])}.permute([1, 0]), {score})"
-
-
-def _awaited(names: list[str]) -> str:
-    listed = ", ".join(names)
-    return f"{listed} = warpgroup_mma_wait(0, deps=({listed}{',' if len(names) == 1 else ''}))"
 
 
 def _sums_by_rows(plan: KernelPlan) -> Iterator[str]:

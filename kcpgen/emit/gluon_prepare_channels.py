@@ -28,7 +28,7 @@ from kcpgen.emit.triton_prologue import (
     used_arguments,
     where_summed,
 )
-from kcpgen.emit.triton_scratch import scratch
+from kcpgen.emit.triton_scratch import scratch, waiting_rests
 from kcpgen.plan import KernelPlan, Row
 from kcpgen.tokenwise import names
 
@@ -36,20 +36,20 @@ TILES = ("q", "w", "A", "B", "W")  # scratch that is filled by tiles
 
 
 def in_flight(plan: KernelPlan) -> bool:
-    """Whether there is such a kernel of an op: with one term, whose vectors are made of the key axis alone."""
+    """Whether there is such a kernel of an op: with one term, whose vectors are made of the key axis alone, and find
+    places where inputs were."""
     if not plan.decay_axis or len(plan.terms) != 1 or len(plan.erasing) > 1 or (plan.erasing and plan.pure_writes):
         return False
     varying = {local(plan, i.name) for i in plan.inputs_on("")}
     made = {*free(_decay_lines(plan)), *free(_vector_lines(plan)), *map(str, plan.read.coefficient.free_symbols)}
     summed = {planned.name for planned in plan.sums}
     of_values = {name for value in plan.values for name in names(value)}
-    return not made & varying and not of_values & summed
+    placed = len(_leaving(plan)) <= len([*_places(plan)])
+    return placed and not made & varying and not of_values & summed
 
 
-def emit_prepare_channels_hopper(
-    plan: KernelPlan, shared: Mapping[str, Value], body: Mapping[str, list[str]], rest: list[str]
-) -> str:
-    """body: lines of the portable kernel. rest: what rounding left of erases that wait for the solve."""
+def emit_prepare_channels_hopper(plan: KernelPlan, shared: Mapping[str, Value], body: Mapping[str, list[str]]) -> str:
+    """body: lines of the portable kernel."""
     inputs = plan.inputs_on("K")
     (j,) = plan.terms
     erasing = next(iter(plan.erasing), None)
@@ -57,9 +57,7 @@ def emit_prepare_channels_hopper(
     made = [name for name in scratch(plan) if name not in [f"U_{e}" for e in plan.erasing]]
     tiles = [name for name in made if name.split("_")[0] in TILES]
     numbers = [name for name in made if name not in tiles]
-    places = dict(
-        zip(["q_in", f"w_out_{j}", *([f"a_in_{erasing}"] if erase else []), *rest], _places(plan), strict=False)
-    )
+    places = dict(zip(_leaving(plan), _places(plan), strict=False))
     decay_lines, vector_lines = _decay_lines(plan), _vector_lines(plan)
     bases = list(dict.fromkeys(base_variable(plan, b) for b in plan.bases))
     before_keys = [line.replace("by_rows(", "by_keys(") for line in by_warp(from_tiles(plan, body["before_keys"]))]
@@ -129,7 +127,7 @@ def emit_prepare_channels_hopper(
         erase_score=f"L_{erasing}_{j}",
         solved=f"W_{erasing}",
         erase_place=places.get(f"a_in_{erasing}", ""),
-        erase_rest=places[rest[0]] if rest else "",
+        erase_rest="".join(places[name] for name in waiting_rests(plan)),
         scaled_inverse=sign + "".join(scaled),
         blocks=blocks,
         places=[*(f"{i.name}_tile" for i in inputs), f"A_{j}_leaving", *(f"{name}_leaving" for name, _ in blocks)],
@@ -149,6 +147,12 @@ def _decays(plan: KernelPlan) -> list[str]:
     """Inputs that are fp32: logarithms of a decay."""
     inside = {str(symbol) for symbol in plan.decay_log.free_symbols}
     return [i.name for i in plan.inputs_on("K") if i.name in inside]
+
+
+def _leaving(plan: KernelPlan) -> list[str]:
+    """Vectors that a block of keys leaves in shared memory."""
+    erases = [*(f"a_in_{e}" for e in plan.erasing), *waiting_rests(plan)]
+    return ["q_in", *(f"w_out_{j}" for j in plan.terms), *erases]
 
 
 def _places(plan: KernelPlan) -> Iterator[str]:

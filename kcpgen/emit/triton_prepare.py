@@ -38,6 +38,7 @@ from kcpgen.emit.triton_scratch import (
     row_decays,
     scratch,
     solved_in_passing,
+    waiting_rests,
 )
 from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
@@ -69,7 +70,7 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
     if in_flight(plan):
         hopper = {"prepare_hopper.py": emit_prepare_hopper(plan, shared, more, list(rows_of_scores(plan)))}
     elif by_channels.in_flight(plan):
-        found = by_channels.emit_prepare_channels_hopper(plan, shared, more, waiting_rests(plan))
+        found = by_channels.emit_prepare_channels_hopper(plan, shared, more)
         hopper = {"prepare_hopper.py": found}
     portable = render(
         "prepare.py.jinja",
@@ -323,11 +324,6 @@ def _key_operands(plan: KernelPlan) -> list[str]:
         rest = f"(a_in_{i} - a_in_{i}_low.to(tl.float32)).to(LOW)"
         lines.append(f"tl.store(a_in_{i}_rest_ptr + (key_tile - (at - here) * (C * KP)), {rest})")
     return lines
-
-
-def waiting_rests(plan: KernelPlan) -> list[str]:
-    """Of erase vectors that wait for the solve: what rounding left of them, where it would be a gradient's noise."""
-    return [f"a_in_{e}_rest" for e in plan.erasing if plan.erases_apart and not plan.decays_rows]
 
 
 def _solved_scores(plan: KernelPlan) -> list[str]:

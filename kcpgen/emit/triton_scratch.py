@@ -122,6 +122,11 @@ def room_to_solve(plan: KernelPlan) -> str:
     return f"room_within(prepared.W_{plan.erasing[0]}, C, C)" if plan.decays_rows else apart
 
 
+def waiting_rests(plan: KernelPlan) -> list[str]:
+    """Of erase vectors that wait for the solve: what rounding left of them, where it would be a gradient's noise."""
+    return [f"a_in_{e}_rest" for e in plan.erasing if plan.erases_apart and not plan.decays_rows]
+
+
 def passed(plan: KernelPlan, name: str) -> str:
     condition = optional(plan, name)
     given = f"prepared.{name}"

@@ -60,6 +60,10 @@ FORMS = {
         "S[t] = exp(g) S[t-1] + (k / exp(p)) (v / (exp(z) + exp(-z)))^T", READ,
     ),
     "reads_of_the_key_that_is_erased": ("token k : [H, K]", VALUES, GATE, BETA, DELTA, "o[t] = scale S[t]^T k"),
+    "one_vector_that_a_parameter_makes_erase": (
+        "token k : [H, K]", VALUES, GATES, BETA, "param c : [HV, K]",
+        "S[t] = Diag(exp(g)) S[t-1] - x k ((k .* c)^T S[t-1]) + k v^T", "o[t] = scale S[t]^T k",
+    ),
     "a_strength_made_with_a_parameter": (
         KEYS, VALUES, GATE, BETA, "param d : [HV]",
         "S[t] = exp(g) (I - sigmoid(x + d) k k^T) S[t-1] + sigmoid(x + d) k v^T", READ,
