@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import two_erases
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcpgen.derivation.chunk_form import derive_chunk_form
@@ -246,6 +246,7 @@ def prepared(dtype: torch.dtype = BF16, key_width: int = 128, values: int = 128)
 LAYOUT = chunk_layout(1, 100, None, 32, CPU)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine, not of what is tested
 @given(
     key_width=st.sampled_from([64, 128]),
     values=st.integers(1, 64).map(lambda n: 8 * n),
@@ -342,6 +343,7 @@ def test_columns_are_those_that_take_less_time(lengths: tuple[int, ...], program
     assert hopper_roles.columns(lengths, programs, 0) == 64  # programs do not run side by side
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine, not of what is tested
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=8).map(tuple),
     programs=st.integers(1, 20),
