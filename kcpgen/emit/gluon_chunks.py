@@ -6,7 +6,7 @@ Products of a group do not wait for each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kcpgen.derivation.chunk_form import Equation, Factor
 from kcpgen.emit.render import Value
@@ -23,6 +23,10 @@ ZEROS = {
     "tl.zeros((BV,), tl.float32)": "gl.zeros([VP], gl.float32, by_channel)",
     "tl.zeros((), tl.float32)": "gl.to_tensor(0.0)",
 }
+STORE_TILE = re.compile(
+    r"store_tile\((?P<pointer>d_(?P<name>\w+)_ptr)(?P<row> \+ token_head \* \w), (?P<stride>HV \* \w), rows, "
+    r"(?P<columns>keys|columns), count, (?P<width>\w), (?P<value>\w+)\)"
+)  # what `triton_sweeps.store_input` emits
 STATES = ("S", "dS_next")  # held [values, keys]; what they are multiplied with is held [tokens, values]
 
 
@@ -151,6 +155,25 @@ def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
     yield f"{name}_tile"
     if factor.name == "dR" and plan.erases_apart:
         yield f"{name}_rest_tile"
+
+
+def leaving_by_rows(lines: Iterable[str], tiles: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Lines with gradients laid into tiles in place of their stores, and the stores, for behind them.
+
+    tiles: by the name of an input, what has room for its gradient where that is stored. Others are stored as they are.
+    """
+    laid, stores = [], []
+    for line in lines:
+        found = STORE_TILE.fullmatch(line)
+        if found is None or found["name"] not in tiles:
+            laid.append(line)
+            continue
+        tile, pointer, start = tiles[found["name"]], found["pointer"], "key_start" if found["columns"] == "keys" else ""
+        place = f"{pointer}{found['row']}" + (f" + {start}" if start else "")
+        width = found["width"] + (f" - {start}" if start else "")
+        laid.append(f"laid_by_rows({found['value']}, {tile}, {pointer})")
+        stores.append(f"store_rows({found['value']}, {tile}, {place}, {found['stride']}, count, {width})")
+    return laid, stores
 
 
 def laid_out(lines: Iterable[str]) -> list[str]:

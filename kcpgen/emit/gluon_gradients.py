@@ -17,6 +17,7 @@ from kcpgen.emit.gluon_chunks import (
     copy_value_input,
     in_64_bits,
     laid_out,
+    leaving_by_rows,
     nbytes,
     output_gradient,
     products,
@@ -30,6 +31,7 @@ from kcpgen.emit.gluon_value_axis import (
     in_place_of_states,
     inputs_read,
     on_both_axes,
+    only_here,
     passing_tiles,
     places,
     value_axis,
@@ -82,12 +84,16 @@ def emit_gradients_hopper(
     scores = [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
     borders, ends = _summed_once(body["borders"])
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
+    key_gradients, key_stores = leaving_by_rows(
+        body["key_gradients"], {i.name: f"{i.name}_tile.reshape([C, BK])" for i in inputs}
+    )
     lines = {
         "early": laid_out(line for line in body["early"] if line not in score_lines),
         "key_inputs": laid_out(_key_inputs(plan)),
         "borders": laid_out(borders),
         "ends": ends,
-        "key_gradients": laid_out(body["key_gradients"]),
+        "key_gradients": laid_out(key_gradients),
+        "key_stores": key_stores,
         "scalars": laid_out(body["scalars"]),
         "stores": laid_out(body["stores"]),
     }
@@ -95,12 +101,14 @@ def emit_gradients_hopper(
     named = [*chain.from_iterable([*value_lines.values(), *lines.values()]), *lines_in(later)]
     sources, value_inputs = [f"{i.name}_source" for i in inputs], inputs_read(plan) if both else []
     value_sources = [f"{i.name}_source" for i in value_inputs]
-    block_copies = [copy_input(i, 1) for i in inputs]
     state_copies = [str(tile["fetch"]) for tile in states]
     first, others = [*passing, *solved, *scores], [copy_value_input(i, rest) for i in value_inputs]
     arrivals = [_arrival(0, first)] if rest else []
     arrivals.append(_arrival(rest, values if rest else [*first, *values], value_sources, others))
+    vectors_barrier = len(arrivals) + 1
+    vector_copies = [copy_input(i, vectors_barrier) for i in inputs]
     late = in_place_of_states(plan) if both else 0
+    last = [n for n, tile in enumerate(_lying_there(plan)) if tile in " ".join(value_lines.get("stores", []))]
     equations = [*(OF_VALUES if both else ()), *OF_KEYS]
     return render(
         "gradients_hopper.py.jinja",
@@ -119,10 +127,14 @@ def emit_gradients_hopper(
         places=places(plan) if both else [],
         score_names=score_gradients(plan),
         operand_tiles=[[name, ("S", "dS_next")[n % 2], str(n // 2)] for n, name in enumerate(vectors)],
-        block_bytes=nbytes(states, sources),
-        first_copies=[*block_copies, *state_copies[late:]],
-        late_copies=state_copies[:late],
-        block_copies=[*block_copies, *state_copies],
+        state_bytes=nbytes(states),
+        vector_bytes=nbytes([], sources),
+        vectors_barrier=str(vectors_barrier),
+        first_copies=state_copies[late:],
+        late_copies=[line for n, line in enumerate(state_copies[:late]) if n not in last],
+        last_copies=[state_copies[n] for n in last],
+        state_copies=state_copies,
+        vector_copies=vector_copies,
         arrivals=arrivals,
         both=int(both),
         values=value_lines,
@@ -133,8 +145,10 @@ def emit_gradients_hopper(
             "by_rows",
             "fresh_product",
             *(["in_halves"] if both and plan.erasing else []),
+            "laid_by_rows",
             "product",
             *(["running_sum"] if plan.decay_axis is not None else []),
+            "store_rows",
         ],
         decays=int(plan.decay_axis is not None),
         placed=list(_placed(vectors)),
@@ -152,6 +166,11 @@ def emit_gradients_hopper(
         host_bytes=shared_bytes(plan, len(values) + len(solved), len(score_gradients(plan))),
         **lines,
     )
+
+
+def _lying_there(plan: KernelPlan) -> list[str]:
+    """The tiles that lie where states come later, in the order of these."""
+    return [f"{name}_tile" for name in [*only_here(plan), *(i.name for i in inputs_read(plan))]]
 
 
 def _arrival(

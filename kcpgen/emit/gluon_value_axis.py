@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kcpgen.derivation.chunk_form import Equation, Factor
-from kcpgen.emit.gluon_chunks import STATES, awaited, inverse_tile, products, value_tile
+from kcpgen.emit.gluon_chunks import STATES, awaited, inverse_tile, leaving_by_rows, products, value_tile
 from kcpgen.emit.render import Value
 from kcpgen.emit.triton_blocks import variable
 from kcpgen.emit.triton_operands import score_gradients
@@ -66,11 +66,20 @@ def places(plan: KernelPlan) -> list[list[str]]:
     return found
 
 
+def ways_out(plan: KernelPlan) -> dict[str, str]:
+    """By the name of a value input, a tile [C, VP] that its gradient can leave by: its own, or one with a dU."""
+    read = [i.name for i in inputs_read(plan)]
+    free = [f"{name}_tile" for name in only_here(plan)]
+    own = {name: f"{name}_tile.reshape([C, VP])" for name in read}
+    return own | dict(zip((i.name for i in plan.inputs_on("V") if i.name not in read), free, strict=False))
+
+
 def value_axis(plan: KernelPlan) -> dict[str, list[str]]:
     """Lines of a kernel, for a template. Products of dO are under way while dR is worked on."""
     inputs, scores = inputs_read(plan), score_gradients(plan)
     of_outputs = [line for e in _equations(plan, "dA") for line in _products(e)]
     solved = [f"dR_{e}" for e in plan.erasing]
+    gradients, stores = leaving_by_rows([*_values(plan), *lines_of(value_gradients(plan))], ways_out(plan))
     return {
         "inverse": [f"{name}, {name}_rest = in_halves({name}_tile.permute([1, 0]), of_left)" for name in inverse(plan)],
         "solve": [line for e in _equations(plan, "dR") for line in _products(e, "no_values")],
@@ -82,7 +91,8 @@ def value_axis(plan: KernelPlan) -> dict[str, list[str]]:
             *(f"dU_{p} = dU_{p}_tile.load(of_keys)" for p in plan.pure_writes),
             *(f"{local(plan, i.name)} = by_rows({i.name}_tile, value_inside)" for i in inputs),
         ],
-        "gradients": [*_values(plan), *lines_of(value_gradients(plan))],
+        "gradients": gradients,
+        "stores": stores,
         "summed": [awaited(scores)],
         "scores": [
             *(f"{name} = gl.where(live[:, None], {name}, 0.0)" for name in scores if name.startswith("dA_")),

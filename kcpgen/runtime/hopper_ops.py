@@ -71,6 +71,37 @@ def by_keys(tile, inside):
 
 
 @gluon.jit
+def laid_by_rows(value, tile, target):
+    """fp32 [tokens, columns] put into a tile that nobody needs any more, on their way to memory of its type."""
+    if target.dtype.element_ty == tile.dtype:
+        tile.store(value.to(tile.dtype))
+
+
+@gluon.jit
+def store_rows(value, tile, target, stride, height, width):
+    """Rows of `value` to memory, out of the tile in which `laid_by_rows` put them.
+
+    A product's layout gives a warp 16 bytes of each of eight rows; out of the tile it writes whole lines. fp32 results
+    fill the 32 bytes of a sector where they are, and take no such way.
+    """
+    WIDTH: gl.constexpr = value.shape[1]
+    if target.dtype.element_ty == tile.dtype:
+        LANES: gl.constexpr = min(32, WIDTH // 8)  # of a row
+        lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [gl.num_warps(), 1], [1, 0])
+        _store_within(tile.load(lines), target, stride, height, width)
+    else:
+        _store_within(value, target, stride, height, width)
+
+
+@gluon.jit
+def _store_within(value, target, stride, height, width):
+    rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+    columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+    place = target + rows[:, None].to(gl.int64) * stride + columns[None, :]
+    gl.store(place, value.to(target.dtype.element_ty), mask=(rows < height)[:, None] & (columns < width)[None, :])
+
+
+@gluon.jit
 def product_fp32(left, right, into, layout: gl.constexpr):
     """Begin to add left @ right to `into` for fp32 `left` and a bf16 tile, as `dot_fp32` does: three products.
 

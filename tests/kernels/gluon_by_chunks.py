@@ -40,7 +40,10 @@ def launcher(path: Path) -> Any:
     define(Path(ops.__file__), jitted(Path(ops.__file__)), names)
     define(
         Path(hopper_ops.__file__),
-        {"running_sum", "by_rows", "by_keys", "handed_over", "in_halves", "sum_of_parts"},
+        {
+            *("running_sum", "by_rows", "by_keys", "handed_over", "in_halves", "sum_of_parts"),
+            *("laid_by_rows", "store_rows", "_store_within"),
+        },
         names,
     )
     define(path, jitted(path), names)
