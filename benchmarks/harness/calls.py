@@ -41,6 +41,7 @@ class Peer:
     entries: Mapping[str, Entry]
     widths: tuple[int, ...] = ()  # key and value widths it is limited to; (): any
     tuned: bool = False  # its kernels are tuned by Triton, at the first call with new sizes
+    by_tokens: bool = False  # which kernels it compiles depends on how many sequences and tokens there are
 
     def unsupported(self, op: str, shape: Shape, bound: float | None) -> str:
         """Why the peer has no such call, "" if it has. bound: of the log decay, computed and promised in the call."""
@@ -80,6 +81,7 @@ FLASH_QLA = Peer(
     environment={},
     entries={"gdn": Entry(module="flash_qla", function="chunk_gated_delta_rule", grouped=True)},
     widths=(128,),
+    by_tokens=True,  # it cuts sequences, and tiles the value axis, by what fills the device
 )
 PEERS = (FLA, FLASH_QLA)
 

@@ -58,7 +58,7 @@ class Compiling:
             return []
         known = self._tuning.known
         count = self._options.shards if peer.tuned and not known else 1
-        more = {"most": self._options.peer_configs, "known": known}
+        more = {"most": self._options.peer_configs, "known": known, "whole": peer.by_tokens}
         return [self._job(peer.name, op, shape, gates, shard=(i, count), **more) for i in range(count)]
 
     def _report(self, outcomes: Sequence[Outcome], missed: Sequence[Job]) -> None:

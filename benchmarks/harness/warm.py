@@ -1,4 +1,4 @@
-"""Compiles in processes that share Triton's cache: each calls what will be measured once, on few tokens."""
+"""Compiles in processes that share caches on disk: each calls once what will be measured, if it can on few tokens."""
 
 from __future__ import annotations
 
@@ -53,9 +53,14 @@ def small(shape: Shape) -> Shape:
     return replace(shape, batch=1, tokens=TOKENS, lengths=(TOKENS // 2, TOKENS // 2) if shape.lengths else ())
 
 
-def jobs_of(directory: Path, peer: str, shape: Shape, gates: str, directions: tuple[str, ...], **more: Any) -> Job:
-    """The job that compiles for one measurement. Packed or not makes a difference to peers alone."""
-    size = small(shape) if peer else replace(small(shape), lengths=())
+def jobs_of(
+    directory: Path, peer: str, shape: Shape, gates: str, directions: tuple[str, ...], whole: bool = False, **more: Any
+) -> Job:
+    """The job that compiles for one measurement. Packed or not makes a difference to peers alone.
+
+    whole: with all its tokens, since fewer would not compile the kernels that are measured.
+    """
+    size = shape if whole else small(shape) if peer else replace(small(shape), lengths=())
     return Job(directory=directory, peer=peer, shape=size, gates=gates, directions=directions, **more)
 
 

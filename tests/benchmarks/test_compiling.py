@@ -124,12 +124,13 @@ def test_the_first_shape_tunes_in_shards_and_the_others_take_its_choice(monkeypa
         ("fla", (2, 3)),
         ("FlashQLA", (0, 1)),
     ]
-    # the second shape compiles nothing that the first did not; packing does for peers, other heads for all
+    # the second shape is new only to a peer that chooses by length, packing to peers, other heads to all
     assert [(job.peer, job.shape.label) for job in rest] == [
         ("", "1x256x8:64"),
         ("fla", "[2*128]x32"),
         ("fla", "1x256x8:64"),
-        ("FlashQLA", "[2*128]x32"),
+        ("FlashQLA", "4x4096x32"),
+        ("FlashQLA", "[8*1024]x32"),
     ]
     assert any("it broke" in line for line in said)
     assert any("not done" in line for line in said)
