@@ -88,8 +88,14 @@ def prepare_kernel(
     rows = gl.arange(0, C, by_warp)
     lanes = gl.arange(0, BK, by_channel)
     live_rows = gl.arange(0, C, by_token) < count
-    g = load_column(g_start, g_token, rows, count)
-    beta = load_column(beta_start, beta_token, rows, count)
+    once: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    each = gl.arange(0, 32 * gl.num_warps(), once)  # those beyond the chunk load nothing
+    g_once = load_column(g_start, g_token, each, count)
+    beta_once = load_column(beta_start, beta_token, each, count)
+    g_for_all = handed_over(g_once)
+    beta_for_all = handed_over(beta_once)
+    g = g_for_all.slice(0, C, dim=0).load(by_warp)
+    beta = beta_for_all.slice(0, C, dim=0).load(by_warp)
     if USE_QK_L2NORM_IN_KERNEL == 1:
         sum_0 = gl.zeros([C], gl.float32, by_warp)
         sum_1 = gl.zeros([C], gl.float32, by_warp)

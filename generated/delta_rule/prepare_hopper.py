@@ -79,7 +79,11 @@ def prepare_kernel(
     rows = gl.arange(0, C, by_warp)
     lanes = gl.arange(0, BK, by_channel)
     live_rows = gl.arange(0, C, by_token) < count
-    beta = load_column(beta_start, beta_token, rows, count)
+    once: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    each = gl.arange(0, 32 * gl.num_warps(), once)  # those beyond the chunk load nothing
+    beta_once = load_column(beta_start, beta_token, each, count)
+    beta_for_all = handed_over(beta_once)
+    beta = beta_for_all.slice(0, C, dim=0).load(by_warp)
     if USE_QK_L2NORM_IN_KERNEL == 1:
         sum_0 = gl.zeros([C], gl.float32, by_warp)
         sum_1 = gl.zeros([C], gl.float32, by_warp)

@@ -86,8 +86,14 @@ def prepare_kernel(
     live = rows < count
     lanes = gl.arange(0, BK, by_channel)
     live_rows = gl.arange(0, C, by_token) < count
-    g = load_column(g_start, g_token, rows, count)
-    beta = load_column(beta_start, beta_token, rows, count)
+    once: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    each = gl.arange(0, 32 * gl.num_warps(), once)  # those beyond the chunk load nothing
+    g_once = load_column(g_start, g_token, each, count)
+    beta_once = load_column(beta_start, beta_token, each, count)
+    g_for_all = handed_over(g_once)
+    beta_for_all = handed_over(beta_once)
+    g = g_for_all.slice(0, C, dim=0).load(by_warp)
+    beta = beta_for_all.slice(0, C, dim=0).load(by_warp)
     if USE_GATE_IN_KERNEL > 0:
         A_log_in = tl.load(A_log_ptr + head)
         dt_bias_in = tl.load(dt_bias_ptr + head)

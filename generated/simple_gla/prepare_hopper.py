@@ -72,7 +72,11 @@ def prepare_kernel(
     rows = gl.arange(0, C, by_warp)
     lanes = gl.arange(0, BK, by_channel)
     live_rows = gl.arange(0, C, by_token) < count
-    g = load_column(g_start, g_token, rows, count)
+    once: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    each = gl.arange(0, 32 * gl.num_warps(), once)  # those beyond the chunk load nothing
+    g_once = load_column(g_start, g_token, each, count)
+    g_for_all = handed_over(g_once)
+    g = g_for_all.slice(0, C, dim=0).load(by_warp)
     log_decay = log2_decay(g)
     G = tl.cumsum(log_decay, axis=0)
     tl.store(decay_out_ptr + at, tl.exp2(tl.sum(log_decay)))

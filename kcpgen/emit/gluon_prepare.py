@@ -11,7 +11,7 @@ from itertools import chain
 
 from kcpgen.emit import triton_values
 from kcpgen.emit.gluon_chunks import awaited, copy_input, in_64_bits, laid_out
-from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across
+from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across, loaded_once
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
@@ -48,7 +48,7 @@ def emit_prepare_hopper(
     numbers = [name for name in made if name not in tiles]
     vectors = {"read": plan.read.base, f"write_{j}": plan.write[j]}
     lines = {
-        "before_keys": by_warp(from_tiles(plan, body["before_keys"])),
+        "before_keys": loaded_once(by_warp(from_tiles(plan, body["before_keys"]))),
         "formed": laid_out(_formed(plan)),
         "finished": by_columns(plan, body["finished"]),
         "strengths": by_warp(triton_values.store_strengths(plan)),
