@@ -153,7 +153,7 @@ def in_halves(tile, layout: gl.constexpr):
 
 @gluon.jit
 def in_bf16(x):
-    """fp32 numbers in bf16, two at a time: as `rounded` does, where nobody asks for the rest but the result is read back."""
+    """fp32 numbers in bf16, two at a time as in `rounded`: for a result that is read back."""
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kcpgen.emit import solve_in_scan
 from kcpgen.cli import main
 from kcpgen.cost.device import DEVICES, Kind
 from kcpgen.cost.estimate import Estimate, estimate
@@ -21,6 +20,7 @@ from kcpgen.cost.sizes import Sizes, parse_sizes
 from kcpgen.cost.work import KernelWork
 from kcpgen.derivation.chunk_form import derive_chunk_form
 from kcpgen.derivation.normal_form import derive_normal_form
+from kcpgen.emit import solve_in_scan
 from kcpgen.emit.triton_scratch import let_go
 from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
@@ -76,8 +76,8 @@ def passed_on(package: Path, file: str) -> set[str]:
 
 
 def test_scratch_is_what_the_package_allocates(spec_path: Path) -> None:
-    """For the backward: all but what the scan alone reads. Corrected values are the scan's to write. A forward leaves no
-    B where the scan solves, and W only for others than the scan."""
+    """For the backward: all but what the scan alone reads. Corrected values are the scan's to write; where it solves, a
+    forward leaves no B, and W only for others."""
     found, plan = estimated(spec_path.stem), plan_of(spec_path)
     room = dict(allocated(ROOT / "generated" / spec_path.stem, found.chunk))
     assert dict(found.saved) == {name: size for name, size in room.items() if name not in let_go(plan)}
