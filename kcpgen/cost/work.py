@@ -274,7 +274,7 @@ class Counting:
         return {i.name for i in self.plan.inputs_on("V")} - made
 
     def _group_sums(self) -> KernelWork:
-        """Gradients of inputs that heads share, added over their group; by torch."""
+        """Gradients of inputs that heads share, added over their group."""
         shared = [i for i in self.plan.spec.inputs if i.heads == "H"]
         reads = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in shared}
         writes = {f"d{i.name}": self.inputs[i.name] for i in shared}
