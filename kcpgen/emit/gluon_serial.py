@@ -34,13 +34,18 @@ PARTS = 3  # products that one with an fp32 operand takes
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it."""
+    """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it.
+
+    in_place: the flag that says whether it is an input's, whose rows behind a sequence's end are another sequence's; ""
+    for scratch.
+    """
 
     name: str
     kind: str
     fetch: str
     descriptor: str
     output: bool = False
+    in_place: str = ""
 
     @property
     def numbers(self) -> bool:
@@ -282,6 +287,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     }
     leaving = len(plan.terms) + len(plan.erasing)
     common = _common(plan, _reverse_tiles(plan), leaving)
+    del common["clearing"]  # dO is an input always
     common["leaving_bytes"] = f"2 * block * ({f'{leaving} * C' if leaving > 1 else 'C'} + KP)"
     return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
 
@@ -359,6 +365,7 @@ def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
             kind="values",
             fetch=f"fetch_vectors(dO, {place})",
             descriptor="vector_descriptor(do, True, C, block)",
+            in_place="True",
         ),
         *(_key_tile(plan, letter) for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]),
         *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
@@ -392,6 +399,7 @@ def _vector(name: str, kind: str, owner: str, column: str, flag: str, field: str
         fetch=f"fetch_vectors({name}, {place})",
         descriptor=f"vector_descriptor(prepared.{name}, prepared.{field}, C, {_on_host(KINDS[kind][1])})",
         output=output,
+        in_place=flag,
     )
 
 
@@ -419,9 +427,20 @@ def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, 
         "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
         "vectors": list(_vectors(plan, ["q_in", *(f"w_out_{j}" for j in plan.terms)])),
+        **_cleared(tiles),
         "state_bytes": _bytes([t for t in tiles if not t.output]),
         "host_bytes": _on_host(_bytes(tiles)),
         "leaving_bytes": f"{2 * leaving} * C * block",
+    }
+
+
+def _cleared(tiles: Sequence[Tile]) -> dict[str, Value]:
+    """What the last chunk of a sequence has to clear behind its end. A row that only an output reads makes another
+    sequence's row of it, which is not stored; all others meet rows of this one in a sum over tokens."""
+    found = [tile for tile in tiles if tile.in_place and not tile.output]
+    return {
+        "cleared": [f"clear_behind({t.name}_tile, tokens - c * C, {t.in_place}, in_rows)" for t in found],
+        "clearing": " or ".join(dict.fromkeys(tile.in_place for tile in found)),
     }
 
 

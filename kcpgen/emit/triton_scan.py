@@ -90,7 +90,8 @@ def emit_reverse(plan: KernelPlan) -> str:
 
 
 def _load_raw(name: str) -> str:
-    return f"load_vectors({name}, batch, head, first + c * C, first_chunk + c, head, block, VALUES_IN_PLACE)"
+    place = "batch, head, first + c * C, first_chunk + c, head, block"
+    return f"load_vectors({name}, {place}, tokens - c * C, VALUES_IN_PLACE, APART)"
 
 
 def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
