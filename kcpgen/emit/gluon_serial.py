@@ -16,7 +16,7 @@ from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 from kcpgen.emit import triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
-from kcpgen.emit.triton_scratch import field_of, row_decays
+from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
 from kcpgen.emit.triton_serial import is_vector, shared
 from kcpgen.plan import KernelPlan
 
@@ -28,6 +28,8 @@ KINDS = {
     "row": ("1", "C", "numbers"),
     "channels": ("1", "KP", "numbers"),
 }
+
+ALWAYS = "True"  # instead of a flag
 
 PARTS = 3  # products that one with an fp32 operand takes
 
@@ -287,7 +289,6 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     }
     leaving = len(plan.terms) + len(plan.erasing)
     common = _common(plan, _reverse_tiles(plan), leaving)
-    del common["clearing"]  # dO is an input always
     common["leaving_bytes"] = f"2 * block * ({f'{leaving} * C' if leaving > 1 else 'C'} + KP)"
     return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
 
@@ -365,7 +366,7 @@ def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
             kind="values",
             fetch=f"fetch_vectors(dO, {place})",
             descriptor="vector_descriptor(do, True, C, block)",
-            in_place="True",
+            in_place=ALWAYS,
         ),
         *(_key_tile(plan, letter) for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]),
         *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
@@ -427,20 +428,21 @@ def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, 
         "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
         "vectors": list(_vectors(plan, ["q_in", *(f"w_out_{j}" for j in plan.terms)])),
-        **_cleared(tiles),
+        **_cleared(plan, tiles),
         "state_bytes": _bytes([t for t in tiles if not t.output]),
         "host_bytes": _on_host(_bytes(tiles)),
         "leaving_bytes": f"{2 * leaving} * C * block",
     }
 
 
-def _cleared(tiles: Sequence[Tile]) -> dict[str, Value]:
+def _cleared(plan: KernelPlan, tiles: Sequence[Tile]) -> dict[str, Value]:
     """What the last chunk of a sequence has to clear behind its end. A row that only an output reads makes another
     sequence's row of it, which is not stored; all others meet rows of this one in a sum over tokens."""
-    found = [tile for tile in tiles if tile.in_place and not tile.output]
+    conditions = {ALWAYS: "", "IN_PLACE": in_place(plan), "VALUES_IN_PLACE": triton_values.in_place(plan)}
+    found = [t for t in tiles if not t.output and conditions.get(t.in_place, "False") != "False"]
     return {
         "cleared": [f"clear_behind({t.name}_tile, tokens - c * C, {t.in_place}, in_rows)" for t in found],
-        "clearing": " or ".join(dict.fromkeys(tile.in_place for tile in found)),
+        "clearing": list(dict.fromkeys(t.in_place for t in found if t.in_place != ALWAYS)),
     }
 
 

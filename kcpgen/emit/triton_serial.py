@@ -43,7 +43,8 @@ def _load(plan: KernelPlan, name: str) -> str:
     if not is_vector(plan, name):
         return f"{name}.load([at * C, 0])"
     head = "group" if shared(plan, name) else "head"
-    return f"load_vectors({name}, batch, {head}, first + c * C, first_chunk + c, head, 0, tokens - c * C, IN_PLACE, APART)"
+    place = f"batch, {head}, first + c * C, first_chunk + c, head, 0"
+    return f"load_vectors({name}, {place}, tokens - c * C, IN_PLACE, APART)"
 
 
 def shared(plan: KernelPlan, name: str) -> bool:

@@ -32,8 +32,8 @@ def fetch_vectors(source, batch, head_of_input, token, chunk, head, column, barr
 
 @gluon.jit
 def clear_behind(tile, count, IN_PLACE: gl.constexpr, layout: gl.constexpr):
-    """Zeros in the rows of an input's tile from `count` on, which are another sequence's. Tensor cores read them after a
-    fence, and a barrier of the warps that share the work. layout: how these lie over the tile."""
+    """Zeros in the rows of an input's tile from `count` on, which are another sequence's. For tensor cores to read them
+    takes a fence, and a barrier of the warps that share this. layout: how these lie over the tile."""
     if IN_PLACE:
         alive = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout)) < count
         tile.store(gl.where(alive[:, None], tile.load(layout), 0.0))
