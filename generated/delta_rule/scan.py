@@ -62,9 +62,7 @@ def scan_kernel(
         S_T += tl.load(initial_state_ptr + state_tile, mask=state_inside, other=0.0)
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        read_tile = load_vectors(
-            read, batch, group, first + c * C, first_chunk + c, head, 0, tokens - c * C, IN_PLACE, APART
-        )
+        read_tile = load_vectors(read, batch, group, first + c * C, first_chunk + c, head, 0, C, IN_PLACE, True)
         write_0_tile = load_vectors(
             write_0, batch, group, first + c * C, first_chunk + c, head, 0, tokens - c * C, IN_PLACE, APART
         )

@@ -31,6 +31,7 @@ from tests.kernels.gluon_emulated import launcher
 
 GENERATED = ROOT / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/scan_hopper.py"))
+IN_PLACE = [name for name in OPS if "clear_behind" in (GENERATED / name / "scan_hopper.py").read_text(encoding="utf-8")]
 SERIAL = ("scan", "reverse")
 BORDER = 70  # of two sequences; chunks have 64 tokens, or 32
 CLOSE = 1e-2  # of results in 16 bits, whose parts are rounded where portable kernels round them
@@ -119,7 +120,17 @@ def alone(name: str) -> dict[str, Tensor]:
         d_state=whole.d_state[:1],
     )
     with in_roles(name):
-        return called(name, first, case(BORDER))
+        return called(name, first, case(BORDER)) | inferred(name, first, case(BORDER))
+
+
+def inferred(name: str, inputs: Inputs, given: Case) -> dict[str, Tensor]:
+    """The output without gradients to follow: what is written as it is then stays where it is."""
+    offsets = torch.tensor(given.offsets)
+    with torch.no_grad():
+        o, _ = load_op(GENERATED / name).chunk(
+            **inputs.tokens, **inputs.params, initial_state=inputs.initial_state, cu_seqlens=offsets, backend="triton"
+        )
+    return {"o alone": o.clone()}
 
 
 def differences(name: str, sources: Mapping[str, Path] | None = None) -> list[str]:
@@ -131,14 +142,14 @@ def differences(name: str, sources: Mapping[str, Path] | None = None) -> list[st
         d_output=behind(whole.d_output, BORDER).detach(),
     )
     with in_roles(name, sources):
-        found = called(name, packed, case())
+        found = called(name, packed, case()) | inferred(name, packed, case())
     expected = alone(name)
-    of_tokens = ["o", *(f"d{key}" for key in packed.tokens)]
+    of_tokens = ["o", "o alone", *(f"d{key}" for key in packed.tokens)]
     different = [key for key in of_tokens if not torch.equal(found[key][:, :BORDER], expected[key])]
     return different + [k for k in ("final_state", "dinitial_state") if not torch.equal(found[k][:1], expected[k])]
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", IN_PLACE)
 def test_a_sequence_is_the_same_before_one_of_nan_as_alone(name: str) -> None:
     assert differences(name) == []
 
@@ -147,11 +158,13 @@ def cleared(path: Path) -> list[str]:
     return re.findall(r"clear_behind\((\w+)_tile, ", path.read_text(encoding="utf-8"))
 
 
+# Where nothing is erased, rows of dU come of write vectors and go nowhere else.
 CLEARED = [
     (name, stem, tile)
     for name in ("gdn", "simple_gla", "kda")
     for stem in SERIAL
     for tile in cleared(GENERATED / name / f"{stem}_hopper.py")
+    if (name, stem, tile) != ("simple_gla", "reverse", "write_0")
 ]
 
 
