@@ -15,7 +15,14 @@ from kcpgen.cost.device import Kind
 from kcpgen.cost.products import flops
 from kcpgen.cost.sizes import Sizes
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit import gluon_far_gradients, gluon_gradients, gluon_prepare, gluon_prepare_channels, triton_values
+from kcpgen.emit import (
+    gluon_far_gradients,
+    gluon_gradients,
+    gluon_prepare,
+    gluon_prepare_channels,
+    solve_in_scan,
+    triton_values,
+)
 from kcpgen.emit.gluon_value_axis import on_both_axes
 from kcpgen.emit.triton_operands import column_names, row_names, whole_scores
 from kcpgen.emit.triton_prepare import rows_of_scores
@@ -78,11 +85,12 @@ class Counting:
     def forward(self) -> tuple[KernelWork, ...]:
         corrected = tuple(triton_values.equations(self.plan).values())
         rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
-        reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests]}
+        reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests, *self._solving]}
         scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), reads, self._output("o"))
+        scan = replace(scan, reads=self._without_W(scan.reads))
         scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing)})
         summary = self._summary((*corrected, *self._equations("S_next")), reads, self._added[0])
-        return (self._prepare(), *summary, scan)
+        return (self._prepare(), *(replace(work, reads=self._without_W(work.reads)) for work in summary), scan)
 
     @property
     def backward(self) -> tuple[KernelWork, ...]:
@@ -102,6 +110,7 @@ class Counting:
     def scratch(self) -> dict[str, float]:
         """What `prepare` leaves behind; vectors read in place are none of it."""
         later = [*self._vectors_in_place, *(f"U_{e}" for e in self.plan.erasing)]
+        later += triton_values.blocks(self.plan) if self._solving else solve_in_scan.fields(self.plan)
         return {n: self._scratch_bytes(shape) for n, (shape, _) in scratch(self.plan).items() if n not in later}
 
     @property
@@ -138,7 +147,16 @@ class Counting:
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
         by_tokens = self._copied(gluon_prepare.in_flight(self.plan), chunk=64)
         kind = _kind(by_tokens or self._copied(gluon_prepare_channels.in_flight(self.plan), chunk=32))
-        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved), kind)
+        writes = self.scratch if self.segments > 1 else self._without_W(self.scratch)
+        return self._parallel("prepare", reads, writes, scores + self._solve + self._flops(solved), kind)
+
+    @cached_property
+    def _solving(self) -> list[str]:
+        """What the scan reads beside where it solves for corrected values itself; W is for M and the backward then."""
+        return [*solve_in_scan.fields(self.plan)] if self._copied(gluon_prepare.in_flight(self.plan), chunk=64) else []
+
+    def _without_W(self, moved: Mapping[str, float]) -> Mapping[str, float]:
+        return {n: size for n, size in moved.items() if not (self._solving and n.startswith("W_"))}
 
     def _states(self) -> KernelWork:
         """In runs of a few chunks, side by side."""
@@ -256,7 +274,7 @@ class Counting:
         return {i.name for i in self.plan.inputs_on("V")} - made
 
     def _group_sums(self) -> KernelWork:
-        """Gradients of inputs that heads share, added over their group; by torch."""
+        """Gradients of inputs that heads share, added over their group."""
         shared = [i for i in self.plan.spec.inputs if i.heads == "H"]
         reads = {f"d{i.name}": self._gradient_bytes[f"d{i.name}"] for i in shared}
         writes = {f"d{i.name}": self.inputs[i.name] for i in shared}

@@ -87,8 +87,12 @@ def inverse_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
     return _tile(name, tensor_of(plan, name), barrier, "at", "C", "C", "0")
 
 
-def score_tile(name: str, barrier: int) -> dict[str, Value]:
-    return _tile(name, name, barrier, "here", "C", "C", "0")
+def score_tile(name: str, barrier: int, held: str = "tile") -> dict[str, Value]:
+    """held: how the tile's name ends."""
+    return {
+        **_tile(name, name, barrier, "here", "C", "C", "0"),
+        "fetch": copy(name, "here * C, 0", barrier, f"{name}_{held}"),
+    }
 
 
 def _tile(name: str, tensor: str, barrier: int, owner: str, rows: str, columns: str, column: str) -> dict[str, Value]:

@@ -20,6 +20,7 @@ from kcpgen.emit.gluon_chunks import (
     output_gradient,
     products,
     products_with,
+    score_tile,
     shared_bytes,
     state_tile,
     value_tile,
@@ -71,7 +72,7 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
     pair_names = list(dict.fromkeys([*gained, *decays, *operand_names, *score_tiles, "nothing"]))
     tiles, passed = list(_tiles(plan)), [*results, "dG_border", "dG_end"]
     body = [*scalars, *decay_lines, *operand_lines]
-    pointers = [f"{name}_ptr" for name in scores]
+    tiles_of_scores = [score_tile(name, 3, "given") for name in scores]
     sums = ["sums"] if "sums_ptr" in free(body) else []
     template_calls = ["later_block(", "same_level(", "level_span_T(", "within_reach("]
     return render(
@@ -90,8 +91,11 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         tiles_of_states=tiles,
         state_bytes=[nbytes([tile for tile in tiles if tile["side"] == side]) for side in (1, 2)],
         scalars=scalars,
-        score_pointers=pointers,
-        pointers=[*pointers, *(f"{name}_ptr" for name in sums)],
+        tiles_of_scores=tiles_of_scores,
+        halves=list(_halves(plan)),
+        score_bytes=nbytes(tiles_of_scores),
+        scores_given=[f"{name}_given" for name in scores],
+        pointers=[f"{name}_ptr" for name in sums],
         score_tiles=score_tiles,
         score_lines=score_lines,
         score_arguments=[f"{name}: torch.Tensor" for name in scores],
@@ -113,7 +117,7 @@ def emit_far_gradients_hopper(plan: KernelPlan, shared: Mapping[str, Value]) -> 
         results=results,
         result_pointers=in_rows(f"{name}_ptr" for name in passed),
         result_arguments=[f"{name}: torch.Tensor" for name in passed],
-        result_tensors=in_rows([*scores, *(f"prepared.{name}" for name in sums), *passed]),
+        result_tensors=in_rows([*(f"prepared.{name}" for name in sums), *passed]),
         key_inputs=[i.name for i in inputs],
         host_bytes=f"{shared_bytes(plan, len(tiles) - len(STATES), len(score_tiles) + 1)} + 32 * C",  # span and border
     )
@@ -179,13 +183,24 @@ def _score_tiles(plan: KernelPlan) -> Iterator[str]:
             yield f"{name}_rest_tile"
 
 
-def _place_scores(plan: KernelPlan) -> Iterator[str]:
-    whole = whole_scores(plan)
+def _halves(plan: KernelPlan) -> Iterator[str]:
+    """Where scores are placed: where they came, those in fp32 as two operands of 16 bits."""
     for name in score_gradients(plan):
-        yield f"{name} = tl.where(owned, tl.load({name}_ptr + score_place), 0.0)"
+        if name in whole_scores(plan):
+            for part, half in enumerate((f"{name}_tile", f"{name}_rest_tile")):
+                yield f"{half} = {name}_given._reinterpret(LOW, [2, C, C], of_scores).index({part})"
+        else:
+            yield f"{name}_tile = {name}_given"
+
+
+def _place_scores(plan: KernelPlan) -> Iterator[str]:
+    whole, scores = whole_scores(plan), score_gradients(plan)
+    yield from (f"{name} = gl.where(owned, {name}_given.load(owned.type.layout), 0.0)" for name in scores)
+    yield "gl.thread_barrier()  # all have read what is given"
+    for name in scores:
         yield f"{name}_tile.store({name}.to(LOW))"
         if name in whole:
-            yield f"{name}_rest_tile.store(({name} - {name}.to(LOW).to(tl.float32)).to(LOW))"
+            yield f"{name}_rest_tile.store(({name} - {name}.to(LOW).to(gl.float32)).to(LOW))"
 
 
 def _pairs(plan: KernelPlan) -> Iterator[str]:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
-from kcpgen.emit import triton_values
+from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.gluon_chunks import awaited, copy_input, in_64_bits, laid_out
-from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across
+from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across, loaded_once
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_prologue import (
@@ -24,10 +24,10 @@ from kcpgen.emit.triton_prologue import (
     used_arguments,
     where_summed,
 )
-from kcpgen.emit.triton_scratch import passed, scratch
+from kcpgen.emit.triton_scratch import optional, passed, scratch
 from kcpgen.plan import KernelPlan, Row
 
-TILES = ("read", "write", "A", "B", "W")  # scratch that is filled by tiles
+TILES = ("read", "write", "A", "B", "inverse", "W")  # scratch that is filled by tiles
 
 
 def in_flight(plan: KernelPlan) -> bool:
@@ -48,10 +48,10 @@ def emit_prepare_hopper(
     numbers = [name for name in made if name not in tiles]
     vectors = {"read": plan.read.base, f"write_{j}": plan.write[j]}
     lines = {
-        "before_keys": by_warp(from_tiles(plan, body["before_keys"])),
+        "before_keys": loaded_once(by_warp(from_tiles(plan, body["before_keys"]))),
         "formed": laid_out(_formed(plan)),
         "finished": by_columns(plan, body["finished"]),
-        "strengths": by_warp(triton_values.store_strengths(plan)),
+        "strengths": by_warp([*triton_values.store_strengths(plan), *solve_in_scan.store_rows(plan)]),
         "value_operands": laid_out(body["value_operands"]),
     }
     blocks = [[name, *by_columns(plan, [value])] for name, value in triton_values.block_values(plan).items()]
@@ -99,6 +99,8 @@ def emit_prepare_hopper(
         score=f"A_{j}",
         score_place=own if taken else f"{_tile(plan.read.base)}.index(0).reshape([C, BK])",
         inverse=f"T_{erasing}_{erasing}",
+        solves_in_scan=int(solve_in_scan.solves_in_scan(plan)),
+        inverse_low=f"inverse_{erasing}",
         erase_score=f"L_{erasing}_{j}",
         solved=f"W_{erasing}",
         erase_tile=_tile(erase.base) if erase else "",
@@ -196,5 +198,7 @@ def given(plan: KernelPlan, name: str) -> str:
 
 
 def _descriptor(plan: KernelPlan, name: str) -> str:
-    made = f"tile_descriptor(prepared.{name}, C, {'C' if name[0] in 'AB' else 'BK'})"
+    made = f"tile_descriptor(prepared.{name}, C, {'C' if scratch(plan)[name][0] == 'C, C' else 'BK'})"
+    if "solved_in_scan" in optional(plan, name) or optional(plan, name) == "keeps_W":
+        return f"None if prepared.{name} is None else {made}"
     return given(plan, name).replace(f"prepared.{name}", made)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kcpgen.derivation.blocks import DIAGONALS
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
-from kcpgen.emit import triton_values
+from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
 from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
@@ -199,15 +199,6 @@ class Products:
         return code
 
 
-def in_roles(plan: KernelPlan) -> bool:
-    """Whether there are such kernels of an op: a product can be added to a sum, not subtracted from it."""
-    form = plan.form
-    equations = [*form.solved, *form.reverse_scan, *form.summary, *triton_values.equations(plan).values()]
-    return all(
-        term.sign > 0 for e in equations if e.target.name in ("U", "O", "S_next", "dU", "dS", "M") for term in e.terms
-    )
-
-
 def emit_scan_hopper(plan: KernelPlan) -> str:
     output, advance = (e for e in plan.form.solved if e.target.name in ("O", "S_next"))
     values = triton_values.equations(plan)
@@ -223,6 +214,9 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     reading = [t for t in output.terms if "S" in (f.name for f in t.factors)]
     read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
     advanced = printer.sum(advance)
+    solving = solve_in_scan.solves_in_scan(plan)
+    tiles = _scan_tiles(plan)
+    common = _common(plan, tiles, len(plan.erasing) + 1)
     context: dict[str, Value] = {
         "correct": [line for found in corrections for line in found.lines()],
         "read": [*read.lines()],
@@ -234,21 +228,61 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
                 _lowered(found),
             )
         ],
+        **(_solving(plan, corrections[0], len(read.opening)) if solving else {}),
+        "solves": f"inverse_{plan.terms[0]}" if solving else "",
         "decayed": [*advanced.beginning()],
         "advance": [*advanced.opened()],
         "output": [
-            *read.settled(str(len(advanced.opening))),
+            *read.settled(str(len(advanced.opening) + (1 if solving else 0))),
             *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products),
         ],
         "outputs": len(written.products),
         "corrected": [f"U_{e}" for e in plan.erasing],
         "in_halves": int(plan.reads_state_alone),
+        "helpers": [
+            *(
+                "NOWHERE",
+                "barriers",
+                *(["clear_behind"] if common["cleared"] else []),
+                "fetch_vectors",
+                "fresh_product",
+            ),
+            *(["in_bf16"] if plan.erasing else []),
+            *(["product", "rounded"] if plan.reads_state_alone else ["product"]),
+        ],
         "raw_values": triton_values.scan_only(plan),
     }
-    tiles = _scan_tiles(plan)
-    equations = [math(e) for e in [*values.values(), output, advance]]
+    corrected = solve_in_scan.equations(plan) if solving else [math(e) for e in values.values()]
+    equations = [*corrected, math(output), math(advance)]
     context["output_bytes"] = _bytes([t for t in tiles if t.output])
-    return render("scan_hopper.py.jinja", equations=equations, **context, **_common(plan, tiles, len(plan.erasing) + 1))
+    if solving:
+        common["vectors"] = [
+            *_vectors(plan, ["q_in", "w_out_0"]),
+            f"a_in_0 = erase_from_start {field_of(plan, 'w_out_0')}",
+        ]
+    return render("scan_hopper.py.jinja", equations=equations, **context, **common)
+
+
+def _solving(plan: KernelPlan, correction: Sum, outputs: int) -> dict[str, Value]:
+    """Lines by which the scan solves itself. outputs: products that are begun meanwhile, where there is an output."""
+    (term,) = plan.terms
+    written = f"{field_of(plan, f'w_out_{term}')}_tile.permute([1, 0])"
+    loaded = f"value_{term}_tile.permute([1, 0]).load(of_tokens)"
+    R, U, inverse = f"R_{term}_T", f"U_{term}_T", f"inverse_{term}_tile.permute([1, 0])"
+    return {
+        "correct": [
+            f"value_{term}_T = {loaded}  # before anybody waits for it",
+            f"{R} = fresh_product(S_T_low, {written}, nothing)",
+        ],
+        "corrected_lines": [
+            f"{R} = warpgroup_mma_wait({outputs} if STORE_OUTPUT else 0, deps=({R},))",
+            f"{R} = {R} * erase_from_start_tile.load(of_tokens)",
+            f"{R} += {correction.start.replace(loaded, f'value_{term}_T')}",
+            f"{U} = product(gl.convert_layout({R}.to(low), left), {inverse}, {R})",
+            f"{U} = warpgroup_mma_wait(0, deps=({U},))",
+            _lowered(correction),
+        ],
+    }
 
 
 def emit_reverse_hopper(plan: KernelPlan) -> str:
@@ -264,6 +298,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
     last = [t for t in advance.terms if "dU" in (f.name for f in t.factors)]
     begun = printer.sum(advance, [t for t in advance.terms if t not in last])
     ended = printer.sum(advance, last)
+    rests = [f"dU_{e}_T" for e in plan.erasing]
     opening = [len(found.opening) for found in corrections]
     closing = [len(found.closing or found.opening) for found in corrections]
     context: dict[str, Value] = {
@@ -281,9 +316,14 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         "corrected_lines": [
             line
             for found, later in zip(corrections, _later(closing), strict=True)
-            for line in (found.awaited(str(later + len(begun.opening))), _lowered(found))
+            for line in (found.awaited(str(later + len(begun.opening))), _lowered(found, rests))
         ],
         "advance": [f"dS_next_T = product({left}, {right}, dS_next_T)" for left, right in ended.products],
+        "helpers": [
+            *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
+            *(["in_bf16"] if len(plan.erasing) < len(plan.terms) else []),
+            *("product", "rounded"),
+        ],
         "gradients": [f"dU_{j}" for j in plan.terms],
         "solved": [f"dU_{e}" for e in plan.erasing],
     }
@@ -338,21 +378,25 @@ def _later(counts: Sequence[int]) -> list[int]:
     return [sum(counts[n + 1 :]) for n in range(len(counts))]
 
 
-def _lowered(found: Sum) -> str:
-    return f"{found.name}_low = {found.name}.to(low)"
+def _lowered(found: Sum, rests: Sequence[str] = ()) -> str:
+    """rests: names of sums of which somebody wants what rounding left too."""
+    if found.name in rests:
+        return f"{found.name}_low, {found.name}_rest = rounded({found.name})"
+    return f"{found.name}_low = in_bf16({found.name})"
 
 
 def _scan_tiles(plan: KernelPlan) -> list[Tile]:
-    raw = triton_values.scan_only(plan)
+    raw, solving = triton_values.scan_only(plan), solve_in_scan.fields(plan)
+    scores, rows = [name for name in solving if "inverse" in name], [name for name in solving if "inverse" not in name]
     return [
         _key_tile(plan, "q_in", output=True),
         *(_key_tile(plan, f"w_out_{j}") for j in plan.terms),
-        *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
+        *(_key_tile(plan, f"W_{i}") for i in plan.erasing if not solving),
         *(_scratch(f"U_{p}", "values") for p in plan.pure_writes if f"U_{p}" not in raw),
         *(_vector(name, "values", "head", "block", "VALUES_IN_PLACE", "values_in_place") for name in raw),
-        *(_scratch(name, "scores") for name in triton_values.blocks(plan)),
+        *(_scratch(name, "scores") for name in scores or triton_values.blocks(plan)),
         *(_scratch(f"A_{j}", "scores", output=True) for j in plan.terms),
-        *(_scratch(name, "row") for name in triton_values.strengths(plan)),
+        *(_scratch(name, "row") for name in [*triton_values.strengths(plan), *rows]),
         *(_scratch(name, "row", output=letter == "q_in") for letter, (name, _) in row_decays(plan).items()),
         *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
     ]

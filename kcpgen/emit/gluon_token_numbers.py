@@ -31,6 +31,26 @@ def by_warp(lines: Iterable[str]) -> list[str]:
     return found
 
 
+def loaded_once(lines: Sequence[str]) -> list[str]:
+    """Lines whose numbers of tokens come from memory once a program, not once a warp, begun together.
+
+    They lie a row of heads apart, so that each is 32 bytes for the memory: where four warps had each all of them, a
+    quarter of `prepare` went to waiting for them.
+    """
+    loads = {m[1]: m[2] for line in lines if (m := re.fullmatch(r"(\w+) = load_column\((.*), rows, count\)", line))}
+    if not loads:
+        return [*lines]
+    kept = [line for line in lines if line.partition(" = ")[0] not in loads or "load_column" not in line]
+    return [
+        "once: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])",
+        "each = gl.arange(0, 32 * gl.num_warps(), once)  # those beyond the chunk load nothing",
+        *(f"{name}_once = load_column({place}, each, count)" for name, place in loads.items()),
+        *(f"{name}_for_all = handed_over({name}_once)" for name in loads),
+        *(f"{name} = {name}_for_all.slice(0, C, dim=0).load(by_warp)" for name in loads),
+        *kept,
+    ]
+
+
 def by_columns(plan: KernelPlan, lines: Iterable[str]) -> list[str]:
     """What a token has of each column of scores, where the portable kernel has one layout for rows and columns."""
     numbers = {*numbers_of_tokens(plan), *(planned.name for planned in plan.sums)}  # a head's are alike everywhere

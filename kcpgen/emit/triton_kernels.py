@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
-from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper, in_roles
+from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.roles import in_roles
+from kcpgen.emit.solve_in_scan import solves_in_scan
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_near_gradients import emit_near_gradients
@@ -121,6 +123,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         value_index=spec.inputs.index(value_input(spec)),
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",
+        solves_in_scan=int(solves_in_scan(plan)),
         summary_import=["from .summary import transitions"] if dense else [],
     )
 

@@ -69,8 +69,8 @@ def launcher(plan: KernelPlan, shared: Mapping[str, Value], sweeps: Sweeps) -> d
         "value_gradients": [f"d_{d.name}" for d in declared if d in on_values],
         "allocate_values": [_allocated(plan, sweeps, d) for d in declared if d in on_values],
         "allocate_keys": [_allocated(plan, sweeps, d) for d in declared if d not in on_values],
-        "returned": [f"sum_over_group(d_{i.name}, {i.name})" for i in plan.spec.inputs]
-        + [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
+        "of_inputs": [f"(d_{i.name}, {i.name})" for i in plan.spec.inputs],
+        "of_params": [f"sum_over_chunks(d_{p.name}, {p.name})" for p in plan.spec.params],
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import gluon_prepare_channels as by_channels
-from kcpgen.emit import triton_values
+from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.gluon_prepare import emit_prepare_hopper, in_flight
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
@@ -47,7 +47,8 @@ from kcpgen.plan import KernelPlan, Row
 def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
     """File name -> source: the portable kernel, and the one for Hopper where an op has it."""
     fields = scratch(plan)
-    made = [name for name in fields if name not in [f"U_{e}" for e in plan.erasing]]  # the scan fills those
+    filled = [f"U_{e}" for e in plan.erasing]  # by the scan
+    made = [name for name in fields if name not in [*filled, *solve_in_scan.fields(plan)]]
     body: dict[str, list[str]] = {
         "starts": starts(plan),
         "before_keys": [*before_keys(plan), *_scalar_decay(plan), *_read_scale(plan)],
@@ -77,6 +78,9 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         **shared,
         **body,
         in_flight=len(hopper),
+        solves_in_scan=int(solve_in_scan.solves_in_scan(plan)),
+        solving_fields=list(solve_in_scan.fields(plan)),
+        solved_fields=[[name, shape] for name, (shape, _) in fields.items() if name.split("_")[0] in ("B", "W")],
         inputs=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
         passed_on=[keyword.partition(":")[0] for keyword in strings(shared["keywords"])],
         equations=_equations(plan),

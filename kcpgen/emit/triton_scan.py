@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
 from kcpgen.emit import triton_values
-from kcpgen.emit.gluon_serial import in_roles
 from kcpgen.emit.render import Value, render
+from kcpgen.emit.roles import in_roles
 from kcpgen.emit.triton_blocks import BlockPrinter, math
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_scratch import field_of, row_decays

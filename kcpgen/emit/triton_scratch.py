@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcpgen.emit import triton_values
+from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.plan import KernelPlan
 
 
@@ -36,6 +36,7 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         fields[name] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, what scales a value as a whole")
     for name, start in row_decays(plan).values():
         fields[name] = ("C, dtype=torch.float32", f"[NT, HV, C] fp32, {start}")
+    fields |= solve_in_scan.fields(plan)
     if plan.sums:
         shape = f"{len(plan.sums)}, C"
         fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
@@ -76,6 +77,10 @@ def in_place(plan: KernelPlan) -> str:
 
 def optional(plan: KernelPlan, name: str) -> str:
     """Host code: when a field is scratch, "" for always."""
+    if solve_in_scan.solves_in_scan(plan):
+        solving = {"B": "not solved_in_scan", "W": "keeps_W", **dict.fromkeys(("inverse", "erase"), "solved_in_scan")}
+        if (kind := name.split("_")[0]) in solving:
+            return solving[kind]
     if plan.decays_rows and name.startswith(("read", "write")):
         return "not in_place"
     if name in triton_values.scan_only(plan):
@@ -88,11 +93,12 @@ def optional(plan: KernelPlan, name: str) -> str:
 
 def let_go(plan: KernelPlan) -> list[str]:
     """What only the forward's scan reads."""
-    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan)]
+    solving = solve_in_scan.fields(plan)
+    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan), *solving]
 
 
 def field_type(plan: KernelPlan, name: str) -> str:
-    missing = optional(plan, name) == "differentiable" or name in let_go(plan)
+    missing = optional(plan, name) in ("differentiable", "keeps_W") or name in let_go(plan)
     return "torch.Tensor | None" if missing else "torch.Tensor"
 
 

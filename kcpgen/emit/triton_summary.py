@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kcpgen.derivation.chunk_form import Equation, Factor
-from kcpgen.emit.gluon_serial import in_roles
 from kcpgen.emit.render import render
+from kcpgen.emit.roles import in_roles
 from kcpgen.emit.triton_blocks import math, variable
 from kcpgen.emit.triton_scratch import field_of, row_decays
 from kcpgen.emit.triton_serial import loads

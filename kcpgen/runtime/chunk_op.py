@@ -27,6 +27,7 @@ from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, produ
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
+from kcpgen.runtime.hopper_roles import takes
 from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
@@ -43,7 +44,8 @@ class Kernels:
     """The generated launchers of one op, and what is known of the transition M of its state.
 
     form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
-    shape and dtype the output takes. transitions: None where M is no matrix.
+    shape and dtype the output takes. transitions: None where M is no matrix. solves_in_scan: whether the scan can solve
+    for corrected values itself, in roles; `prepare` is told whether it will.
     """
 
     op: str
@@ -58,6 +60,7 @@ class Kernels:
     reverse_summary: Launcher
     gradients: Launcher
     transitions: Launcher | None
+    solves_in_scan: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +196,7 @@ class Forward(_Op):
             "precision": dot_precision(value.dtype),
             "scratch_dtype": scratch_dtype(value.dtype),
             "differentiable": run.differentiable,
+            **self._solving(scratch_dtype(value.dtype)),
         }
         self.prepared = None
         self._unprepared = list(self._stretches or (range(run.layout.chunk_count),))
@@ -209,6 +213,19 @@ class Forward(_Op):
         if self._o is None:
             self._o = self._like.new_empty((*self._like.shape[:2], self.heads, self.values))
         return self._o
+
+    def _solving(self, dtype: torch.dtype) -> dict[str, bool]:
+        """What `prepare` is told of who solves. Sizes decide, not whether gradients are asked for: a checkpointed
+        forward has to compute the same numbers."""
+        run = self._run
+        if not run.kernels.solves_in_scan:
+            return {}
+        tiles = run.tiles
+        solved = tiles.scan.roles and takes(tiles.prepare.key_width, self.values, dtype, run.layout, tiles.scan)
+        return {
+            "solved_in_scan": solved,
+            "summarised": run.cp is not None or run.pieces(run.sequences) is not None,
+        }
 
     def prepare(self, chunks: range) -> None:
         if chunks not in self._unprepared:

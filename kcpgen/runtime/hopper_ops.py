@@ -161,10 +161,19 @@ def in_halves(tile, layout: gl.constexpr):
 
 
 @gluon.jit
+def in_bf16(x):
+    """fp32 numbers in bf16, two at a time as in `rounded`: for a result that is read back."""
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=gl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@gluon.jit
 def rounded(x):
     """fp32 numbers in bf16, and what rounding left of them.
 
-    Two at a time by one instruction; LLVM would convert what is also read back one by one, with another.
+    Two at a time by one instruction; LLVM would convert what is also read back one by one, with another, of which a
+    multiprocessor does sixteen in a cycle.
     """
     return gl.inline_asm_elementwise(
         """

@@ -7,6 +7,8 @@ from functools import lru_cache
 from heapq import heapreplace
 from typing import Any
 
+import torch
+
 from kcpgen.runtime.hopper import LIMIT, RESERVED, SHARED_OF_TWO, copied_whole
 from kcpgen.runtime.launch import ScanTiles
 from kcpgen.runtime.layout import ChunkLayout
@@ -34,14 +36,21 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
 
     tile_bytes: of the tiles of one chunk. leaving_bytes: of those that leave.
     """
-    fitting = prepared.key_width in (64, 128) and tiles.value_block == NARROW
-    if not fitting or not copied_whole(prepared.A_0.dtype, prepared.values):
-        return 0
-    if layout.chunk < 32:  # rows of fp32 numbers would not lie at multiples of 128 bytes
-        return 0
-    if layout.chunk_count == 0:  # nothing that a descriptor could describe
+    if not takes(prepared.key_width, prepared.values, prepared.A_0.dtype, layout, tiles):
         return 0
     return _in_flight(tile_bytes, leaving_bytes)
+
+
+def takes(key_width: int, values: int, dtype: torch.dtype, layout: ChunkLayout, tiles: ScanTiles) -> bool:
+    """Whether kernels in roles are for calls of such sizes, but for what shared memory has room for.
+
+    dtype: of scratch.
+    """
+    if key_width not in (64, 128) or tiles.value_block != NARROW or not copied_whole(dtype, values):
+        return False
+    if layout.chunk < 32:  # rows of fp32 numbers would not lie at multiples of 128 bytes
+        return False
+    return layout.chunk_count > 0  # else there is nothing that a descriptor could describe
 
 
 def _in_flight(tile_bytes: int, leaving_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Mends of Triton's interpreter, so that bf16 kernels compute the same numbers on a CPU as on a GPU.
 
 Up to Triton 3.6 it multiplies the 16-bit images of bf16 operands as integers, and truncates where a GPU rounds to
-nearest even. Applied by `kcpgen.runtime.ops` when TRITON_INTERPRET=1, and only there.
+nearest even. Applied by what defines kernels that convert to or from bf16, when TRITON_INTERPRET=1, and only there.
 """
 
 from __future__ import annotations

@@ -261,14 +261,6 @@ def gradient_buffer(x: torch.Tensor, heads: int, carrying: bool = False) -> torc
     return x.new_empty(shape, dtype=torch.float32 if carrying or heads != x.shape[2] else x.dtype)
 
 
-def sum_over_group(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """[B, T, HV, ...] to the shape and dtype of x [B, T, H, ...]: heads that share an input add up."""
-    if gradient.shape == x.shape:
-        return gradient.to(x.dtype)
-    group = gradient.shape[2] // x.shape[2]
-    return gradient.reshape(*x.shape[:3], group, *x.shape[3:]).sum(3).to(x.dtype)
-
-
 def partial_sums(param: torch.Tensor | None, chunks: int, heads: int) -> torch.Tensor | None:
     """fp32 [NT, HV, ...], one share of a parameter's gradient per chunk; None for a parameter that is not used."""
     return None if param is None else param.new_empty((chunks, heads, param.numel() // heads), dtype=torch.float32)

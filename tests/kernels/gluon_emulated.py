@@ -339,6 +339,7 @@ def globals_of_kernels() -> dict[str, Any]:
         "warpgroup_mma_wait": lambda later, deps: deps[0],
         "barriers": barriers,
         "rounded": rounded,
+        "in_bf16": lambda x: x.to(torch.bfloat16),
         "NOWHERE": hopper_ops.NOWHERE.value,
     }
     products = ("product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from kcpgen.derivation.chunk_form import derive_chunk_form
 from kcpgen.derivation.normal_form import derive_normal_form
-from kcpgen.emit.gluon_serial import PARTS, Sum, _later, in_roles
+from kcpgen.emit.gluon_serial import PARTS, Sum, _later
+from kcpgen.emit.roles import in_roles
 from kcpgen.emit.triton_kernels import emit_triton
 from kcpgen.language import load
 from kcpgen.plan import KernelPlan, make_plan
@@ -100,7 +101,8 @@ def check_kernels(op: Op, case: Case) -> list[Any]:
         texts = [instructions(kernel) for kernel in variants]
         waits = [text.count("WARPGROUP.DEPBAR") for text in texts]
         products = [text.count("HGMMA") for text in texts]
-        assert max(waits) <= MOST_WAITS, (name, waits, products)
+        solves = name == "scan_kernel" and "inverse_0" in variants[0].src.fn.src  # R is waited for, then U
+        assert max(waits) <= MOST_WAITS + solves, (name, waits, products)
         assert 0 < 2 * sum(waits) <= sum(products), (name, waits, products)
         if name == TRANSITION:
             check_transitions(texts[0], op.form.erases)

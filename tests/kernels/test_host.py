@@ -16,7 +16,6 @@ from kcpgen.runtime.launch import (
     padded,
     partial_sums,
     sum_over_chunks,
-    sum_over_group,
     unit_stride,
     within_block_range,
 )
@@ -136,16 +135,6 @@ def test_gradient_buffers(
     x = x if len(shape) == 4 else x[..., 0]
     found = gradient_buffer(x, heads, carrying)
     assert (found.shape, found.dtype, found.is_contiguous()) == (expected, dtype, True)
-
-
-@pytest.mark.parametrize("tokens", [0, 5])
-def test_heads_of_a_group_add_up(tokens: int) -> None:
-    x = torch.zeros(2, tokens, 2, 8, dtype=torch.bfloat16)
-    gradient = torch.randn(2, tokens, 6, 8)
-    found = sum_over_group(gradient, x)
-    assert (found.shape, found.dtype) == (x.shape, x.dtype)
-    expected = torch.stack([gradient[:, :, :3].sum(2), gradient[:, :, 3:].sum(2)], 2)
-    torch.testing.assert_close(found, expected.to(x.dtype))
 
 
 def test_shares_of_parameters_add_up_over_chunks() -> None:

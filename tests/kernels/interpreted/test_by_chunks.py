@@ -269,8 +269,8 @@ FAULTS = [
     ("kda wide", "from_border = gl.exp2(G - G_middle[:, None])", "from_border = gl.exp2(G)", "d_read"),
     (
         "kda wide",
-        "same_level(pair_row, pair_column, level), here",
-        "later_block(pair_row, pair_column, level), here",
+        "same_level(pair_row, pair_column, level), dA_0_given",
+        "later_block(pair_row, pair_column, level), dA_0_given",
         "d_read",
     ),
     (
@@ -281,6 +281,21 @@ FAULTS = [
     ),
     ("kda wide", "    fence_async_shared()\n    lost", "    lost", "what was not fenced"),
     ("kda wide", "mbarrier.wait(arrived.index(1), 0)", "mbarrier.wait(arrived.index(1), 1)", "read before it is there"),
+    ("kda wide", "    mbarrier.wait(arrived.index(3), 0)\n", "", "read before it is there"),
+    ("kda wide", "(level - FIRST_LEVEL + 1) & 1", "(level - FIRST_LEVEL) & 1", "read before it is there"),
+    ("kda wide", "dA_0, [here * C, 0]", "dA_0, [at * C, 0]", "d_read"),
+    (
+        "gla wide",
+        "    gl.thread_barrier()  # all have read what is given\n",
+        "",
+        "written that some thread may still read",
+    ),
+    (
+        "dplr odd",
+        "dL_1_0_rest_tile = dL_1_0_given._reinterpret(LOW, [2, C, C], of_scores).index(1)",
+        "dL_1_0_rest_tile = dL_1_0_given._reinterpret(LOW, [2, C, C], of_scores).index(0)",
+        "d_erase_1",
+    ),
     ("kda wide", "    mbarrier.wait(arrived.index(2), 0)\n", "", "read before it is there"),
     ("kda wide", " + gl.sum(write_0 * dw_out_0, axis=1)", "", "dG_end"),
     (

@@ -27,6 +27,7 @@ from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
+from tests.kernels import gluon_by_chunks
 from tests.kernels.gluon_emulated import launcher
 
 GENERATED = ROOT / "generated"
@@ -63,17 +64,23 @@ def in_roles(name: str, sources: Mapping[str, Path] | None = None) -> Iterator[l
     """Serial kernels of an op are emulated, from these files or else the generated ones; which of them are launched."""
     package = load_op(GENERATED / name).chunk.__module__.rpartition(".")[0]
     settled, launched = hopper.settled, []
+    scan = (GENERATED / name / "scan_hopper.py").read_text(encoding="utf-8")
+    solves = "prepared.inverse_0 is None" in scan  # and then `prepare` has left that to it
 
     def asked(tiles: Tiles, device: torch.device) -> Tiles:
         portable = settled(tiles, device)
         return replace(
             portable,
+            prepare=replace(portable.prepare, in_flight=solves),
             scan=replace(portable.scan, roles=True),
             reverse=replace(portable.reverse, roles=True),
         )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "settled", asked)
+        if solves:
+            prepare = gluon_by_chunks.launcher(GENERATED / name / "prepare_hopper.py")
+            patch.setattr(import_module(f"{package}.prepare_hopper"), "prepare_kernel", prepare)
         for stem in SERIAL:
             file = (sources or {}).get(stem, GENERATED / name / f"{stem}_hopper.py")
             emulated = launcher(file, f"{stem}_kernel")

@@ -149,7 +149,7 @@ def scratch(given: Call) -> dict[str, Tensor]:
     inputs = [x.data_ptr() for x in given.operands if isinstance(x, Tensor)]
     named = {field.name: getattr(given.expected, field.name) for field in fields(given.expected)}
     tensors = {n: x for n, x in named.items() if isinstance(x, Tensor) and x.data_ptr() not in inputs}
-    erasing = any(name.startswith("W_") for name in tensors)
+    erasing = any(name.startswith(("W_", "inverse_")) for name in tensors)
     modes = [value for name, value in given.keywords.items() if name.endswith("_mode")]
     unfilled = [
         *(["U_0"] if erasing else []),
@@ -169,6 +169,23 @@ def emulated(given: Call, source: Path) -> dict[str, Tensor]:
     return empty
 
 
+def where_the_scan_solves(given: Call, *, keeps_W: bool) -> Call:
+    """The same call as a scan in roles asks for it: (I - L)^-1 in the place of B, and W for others alone."""
+    made, (erasing, *others) = given.expected, [n.removeprefix("W_") for n in scratch(given) if n.startswith("W_")]
+    assert not others
+    T = getattr(made, f"T_{erasing}_{erasing}")
+    strengths = getattr(made, f"strength_{erasing}", torch.ones(()))
+    from_start = 1.0 if getattr(made, "decay_out", None) is None else made.from_start / given.keywords["scale"]
+    solved = {
+        f"inverse_{erasing}": T.tril(-1).bfloat16(),
+        "erase_from_start": -strengths * from_start,  # of ops that erase by what they write by
+        f"B_{erasing}_{erasing}": None,
+        **({} if keeps_W else {f"W_{erasing}": None}),
+    }
+    expected = replace(made, **solved)
+    return replace(given, operands=tuple(expected if x is made else x for x in given.operands), expected=expected)
+
+
 def check(given: Call, source: Path) -> None:
     found = emulated(given, source)
     last = given.layout.sequences[-1].tolist()[3] if given.layout.sequence_count > 1 else given.layout.chunk_count
@@ -185,6 +202,19 @@ def check(given: Call, source: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_it_leaves_what_the_portable_kernel_leaves(case: str) -> None:
     check(call(CASES[case]), FILES[CASES[case].op])
+
+
+SOLVING = [
+    name for name, sizes in CASES.items() if sizes.training and "inverse_0" in FILES[sizes.op].read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("keeps_W", [True, False])
+@pytest.mark.parametrize("case", SOLVING)
+def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
+    given = where_the_scan_solves(call(CASES[case]), keeps_W=keeps_W)
+    assert ("W_0" in scratch(given), "B_0_0" in scratch(given)) == (keeps_W, False)
+    check(given, FILES[CASES[case].op])
 
 
 @pytest.mark.parametrize("form", FORMS)

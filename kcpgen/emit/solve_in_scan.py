@@ -1,0 +1,67 @@
+"""Where the scan itself solves for a chunk's corrected values, instead of reading what `prepare` made of the solve.
+
+    R = strength value + a_in S        what each token writes, before it is told of the chunk's other tokens
+    U = T R = R + strict_tril(T) R
+
+With W = T a_in and B = T strength, which `prepare` would hand on, only one product would wait for another. But W is as
+large as the keys: where a chunk erases along the vectors that it writes, the scan has those anyway, decays of tokens
+scale rows of a product, and of each chunk 24 KB fewer are written and read again (of 160, at K = V = 128). R is also
+small where a state knows its values, and U loses less by rounding it than by rounding T times the parts it is the
+difference of. The backward and M keep W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kcpgen.emit import triton_values
+from kcpgen.emit.roles import in_roles
+from kcpgen.emit.triton_prologue import printer
+from kcpgen.plan import KernelPlan
+
+
+def solves_in_scan(plan: KernelPlan) -> bool:
+    """Whether a scan in roles can: of one term that erases along what it writes, decayed by tokens or not at all."""
+    if not in_roles(plan):
+        return False
+    if not (plan.decays_rows and len(plan.terms) == 1 and triton_values.own_values(plan) == [*plan.terms]):
+        return False
+    (term,) = plan.terms
+    return plan.erase[term].base == plan.write[term] and not triton_values.in_parts(plan)
+
+
+def fields(plan: KernelPlan) -> dict[str, tuple[str, str]]:
+    """Scratch that only such a scan reads, as in `triton_scratch.scratch`."""
+    if not solves_in_scan(plan):
+        return {}
+    (term,) = plan.terms
+    return {
+        f"inverse_{term}": ("C, C", "[NT, HV, C, C] (I - L)^-1 below its diagonal, where the scan solves"),
+        "erase_from_start": (
+            "C, dtype=torch.float32",
+            "[NT, HV, C] fp32, of an erase: decay from the chunk's start and coefficient, where the scan solves",
+        ),
+    }
+
+
+def store_rows(plan: KernelPlan) -> Iterator[str]:
+    """What scales an erase vector that meets the state at the chunk's start."""
+    if not solves_in_scan(plan):
+        return
+    (row,) = plan.erase.values()
+    code = printer(plan)
+    factors = [] if row.coefficient == 1 else [code.atom(row.coefficient, "")]
+    if plan.decay_axis == "":
+        factors.append(f"tl.exp2({'G_before' if row.exclusive else 'G'})")
+    value = " * ".join(factors) or "1.0"
+    if plan.decay_axis is None and not code.varies_by_token(row.coefficient):
+        value = f"tl.full((C,), {value}, tl.float32)"
+    yield "if erase_from_start_ptr is not None:  # the scan solves"
+    yield f"    tl.store(erase_from_start_ptr + at * C + rows, {value})"
+
+
+def equations(plan: KernelPlan) -> list[str]:
+    """As the scan works them out, for a person."""
+    (term,) = plan.terms
+    scale = f"strength_{term} " if f"strength_{term}" in triton_values.strengths(plan) else ""
+    return [f"R_{term} = {scale}value_{term} + a_in_{term} S", f"U_{term} = R_{term} + inverse_{term} R_{term}"]
