@@ -222,8 +222,8 @@ def prepare(
         return v.new_empty((layout.chunk_count, HV, *shape), dtype=dtype)
 
     if prepared is None:
-        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(layout, KP, scratch_dtype, q, k)
-        values_in_place = readable_in_place(layout, VP, scratch_dtype, v)
+        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(KP, scratch_dtype, q, k)
+        values_in_place = readable_in_place(VP, scratch_dtype, v)
         prepared = Prepared(
             read=q if in_place else scratch(C, KP),
             write_0=k if in_place else scratch(C, KP),

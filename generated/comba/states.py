@@ -58,7 +58,7 @@ def states_kernel(
         S_T += tl.load(initial_state_ptr + (-1 - source) * (HV * K * V) + state_tile, mask=given, other=0.0)
     for c in tl.range(0, chunks, num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, C, IN_PLACE, True)
         U_0_tile = U_0.load([at * C, block])
         decay_out = tl.load(decay_out_ptr + at)
         to_end = tl.load(to_end_ptr + at * C + rows)

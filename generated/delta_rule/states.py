@@ -55,7 +55,7 @@ def states_kernel(
         S_T += tl.load(initial_state_ptr + (-1 - source) * (HV * K * V) + state_tile, mask=given, other=0.0)
     for c in tl.range(0, chunks, num_stages=STAGES):
         at = (first_chunk + c) * HV + head
-        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, IN_PLACE)
+        write_0_tile = load_vectors(write_0, batch, group, first + c * C, first_chunk + c, head, 0, C, IN_PLACE, True)
         U_0_tile = U_0.load([at * C, block])
         states.store([at * VP + block, 0], S_T.to(write_0_tile.dtype))
         S_T = S_T + dot(tl.trans(U_0_tile), write_0_tile, PRECISION)

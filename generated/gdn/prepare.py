@@ -247,8 +247,8 @@ def prepare(
         return v.new_empty((layout.chunk_count, HV, *shape), dtype=dtype)
 
     if prepared is None:
-        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(layout, KP, scratch_dtype, q, k)
-        values_in_place = readable_in_place(layout, VP, scratch_dtype, v)
+        in_place = use_qk_l2norm_in_kernel_mode == 0 and readable_in_place(KP, scratch_dtype, q, k)
+        values_in_place = readable_in_place(VP, scratch_dtype, v)
         solved_in_scan = solved_in_scan and tiles.in_flight
         keeps_W = not solved_in_scan or differentiable or summarised
         prepared = Prepared(

@@ -163,7 +163,7 @@ def prepare(
 
     if prepared is None:
         in_place = False
-        values_in_place = not differentiable and readable_in_place(layout, VP, scratch_dtype, v)
+        values_in_place = not differentiable and readable_in_place(VP, scratch_dtype, v)
         prepared = Prepared(
             q_in=scratch(C, KP),
             w_out_0=scratch(C, KP),

@@ -16,7 +16,7 @@ from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
 from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
-from kcpgen.emit.triton_scratch import field_of, row_decays
+from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
 from kcpgen.emit.triton_serial import is_vector, shared
 from kcpgen.plan import KernelPlan
 
@@ -29,18 +29,25 @@ KINDS = {
     "channels": ("1", "KP", "numbers"),
 }
 
+ALWAYS = "True"  # instead of a flag
+
 PARTS = 3  # products that one with an fp32 operand takes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it."""
+    """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it.
+
+    in_place: the flag that says whether it is an input's, whose rows behind a sequence's end are another sequence's; ""
+    for scratch.
+    """
 
     name: str
     kind: str
     fetch: str
     descriptor: str
     output: bool = False
+    in_place: str = ""
 
     @property
     def numbers(self) -> bool:
@@ -208,6 +215,8 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
     advanced = printer.sum(advance)
     solving = solve_in_scan.solves_in_scan(plan)
+    tiles = _scan_tiles(plan)
+    common = _common(plan, tiles, len(plan.erasing) + 1)
     context: dict[str, Value] = {
         "correct": [line for found in corrections for line in found.lines()],
         "read": [*read.lines()],
@@ -231,17 +240,21 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
         "corrected": [f"U_{e}" for e in plan.erasing],
         "in_halves": int(plan.reads_state_alone),
         "helpers": [
-            *("NOWHERE", "barriers", "fetch_vectors", "fresh_product"),
+            *(
+                "NOWHERE",
+                "barriers",
+                *(["clear_behind"] if common["cleared"] else []),
+                "fetch_vectors",
+                "fresh_product",
+            ),
             *(["in_bf16"] if plan.erasing else []),
             *(["product", "rounded"] if plan.reads_state_alone else ["product"]),
         ],
         "raw_values": triton_values.scan_only(plan),
     }
-    tiles = _scan_tiles(plan)
     corrected = solve_in_scan.equations(plan) if solving else [math(e) for e in values.values()]
     equations = [*corrected, math(output), math(advance)]
     context["output_bytes"] = _bytes([t for t in tiles if t.output])
-    common = _common(plan, tiles, len(plan.erasing) + 1)
     if solving:
         common["vectors"] = [
             *_vectors(plan, ["q_in", "w_out_0"]),
@@ -307,7 +320,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         ],
         "advance": [f"dS_next_T = product({left}, {right}, dS_next_T)" for left, right in ended.products],
         "helpers": [
-            *("barriers", "fetch_vectors", "fresh_product"),
+            *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
             *(["in_bf16"] if len(plan.erasing) < len(plan.terms) else []),
             *("product", "rounded"),
         ],
@@ -397,6 +410,7 @@ def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
             kind="values",
             fetch=f"fetch_vectors(dO, {place})",
             descriptor="vector_descriptor(do, True, C, block)",
+            in_place=ALWAYS,
         ),
         *(_key_tile(plan, letter) for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]),
         *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
@@ -430,6 +444,7 @@ def _vector(name: str, kind: str, owner: str, column: str, flag: str, field: str
         fetch=f"fetch_vectors({name}, {place})",
         descriptor=f"vector_descriptor(prepared.{name}, prepared.{field}, C, {_on_host(KINDS[kind][1])})",
         output=output,
+        in_place=flag,
     )
 
 
@@ -457,9 +472,21 @@ def _common(plan: KernelPlan, tiles: Sequence[Tile], leaving: int) -> dict[str, 
         "by_rows": int(any(tile.kind == "keys" and is_vector(plan, tile.name) for tile in tiles)),
         "scalar_decay": int(plan.decay_axis == ""),
         "vectors": list(_vectors(plan, ["q_in", *(f"w_out_{j}" for j in plan.terms)])),
+        **_cleared(plan, tiles),
         "state_bytes": _bytes([t for t in tiles if not t.output]),
         "host_bytes": _on_host(_bytes(tiles)),
         "leaving_bytes": f"{2 * leaving} * C * block",
+    }
+
+
+def _cleared(plan: KernelPlan, tiles: Sequence[Tile]) -> dict[str, Value]:
+    """What the last chunk of a sequence has to clear behind its end. A row that only an output reads makes another
+    sequence's row of it, which is not stored; all others meet rows of this one in a sum over tokens."""
+    conditions = {ALWAYS: "", "IN_PLACE": in_place(plan), "VALUES_IN_PLACE": triton_values.in_place(plan)}
+    found = [t for t in tiles if not t.output and conditions.get(t.in_place, "False") != "False"]
+    return {
+        "cleared": [f"clear_behind({t.name}_tile, tokens - c * C, {t.in_place}, in_rows)" for t in found],
+        "clearing": list(dict.fromkeys(t.in_place for t in found if t.in_place != ALWAYS)),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
@@ -24,7 +24,8 @@ def emit_scan(plan: KernelPlan) -> str:
     )
     whole = _in_halves(out, "S") if plan.reads_state_alone else out
     raw = triton_values.scan_only(plan)
-    operands = _operands(plan, value_operands=[f"U_{p}" for p in plan.pure_writes if f"U_{p}" not in raw])
+    values_loaded = [f"U_{p}" for p in plan.pure_writes if f"U_{p}" not in raw]
+    operands = _operands(plan, value_operands=values_loaded, by_themselves=["q_in"])  # rows of the output
     if raw:
         operands["descriptors"] = ["tile_descriptor", "vector_descriptor"]
     body = {
@@ -56,7 +57,14 @@ def emit_states(plan: KernelPlan) -> str:
         out,
         low=f"{field_of(plan, 'w_out_0')}_tile.dtype",
     )
-    operands = _operands(plan, value_operands=[f"U_{j}" for j in plan.terms], reads=False, erases=False)
+    written = [f"w_out_{j}" for j in plan.terms]  # the state that leaves a sequence entered none of its chunks
+    operands = _operands(
+        plan,
+        value_operands=[f"U_{j}" for j in plan.terms],
+        by_themselves=written,
+        reads=False,
+        erases=False,
+    )
     del operands["score_operands"]
     line = named.assign(advance)
     return render(
@@ -90,7 +98,8 @@ def emit_reverse(plan: KernelPlan) -> str:
 
 
 def _load_raw(name: str) -> str:
-    return f"load_vectors({name}, batch, head, first + c * C, first_chunk + c, head, block, VALUES_IN_PLACE)"
+    place = "batch, head, first + c * C, first_chunk + c, head, block"
+    return f"load_vectors({name}, {place}, tokens - c * C, VALUES_IN_PLACE, APART)"
 
 
 def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -> BlockPrinter:
@@ -109,12 +118,17 @@ def _printer(plan: KernelPlan, accumulators: set[str], rename: dict[str, str]) -
 
 
 def _operands(
-    plan: KernelPlan, value_operands: list[str], *, reads: bool = True, erases: bool = True
+    plan: KernelPlan,
+    value_operands: list[str],
+    *,
+    by_themselves: Collection[str] = (),
+    reads: bool = True,
+    erases: bool = True,
 ) -> dict[str, Value]:
     read, erased = ["q_in"] if reads else [], [f"W_{i}" for i in plan.erasing] if erases else []
     vectors = [*read, *(f"w_out_{j}" for j in plan.terms), *erased]
     scores = [f"A_{j}" for j in plan.terms] if reads else []
-    loaded = loads(plan, vectors, "prepared.key_width")
+    loaded = loads(plan, vectors, "prepared.key_width", by_themselves)
     if value_operands or scores:
         loaded["descriptors"] = ["tile_descriptor", *(["vector_descriptor"] if loaded["by_rows"] else [])]
     fields = loaded.pop("key_operands")

@@ -72,7 +72,7 @@ def in_place(plan: KernelPlan) -> str:
     options = dict.fromkeys(r.option for r in plan.rewrites if r.target in bases)
     conditions = [f"{option}_mode == 0" for option in options]
     inputs = ", ".join(dict.fromkeys(bases))
-    return " and ".join([*conditions, f"readable_in_place(layout, KP, scratch_dtype, {inputs})"])
+    return " and ".join([*conditions, f"readable_in_place(KP, scratch_dtype, {inputs})"])
 
 
 def optional(plan: KernelPlan, name: str) -> str:

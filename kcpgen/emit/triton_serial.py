@@ -9,12 +9,16 @@ from kcpgen.emit.triton_scratch import field_of, row_decays, vector_fields
 from kcpgen.plan import KernelPlan
 
 
-def loads(plan: KernelPlan, vectors: Collection[str], width: str) -> dict[str, Value]:
+def loads(
+    plan: KernelPlan, vectors: Collection[str], width: str, by_themselves: Collection[str] = ()
+) -> dict[str, Value]:
     """Template context for loads of vectors, given as letters of the derivation, q_in, w_out_j and W_i.
 
-    width: host code for the padded key width.
+    width: host code for the padded key width. by_themselves: those of which rows behind a sequence's end may be another
+    sequence's, since nobody reads what comes of them.
     """
     fields = [field_of(plan, name) for name in vectors]
+    whole_tiles = {field_of(plan, name) for name in by_themselves}
     by_rows = plan.decays_rows and any(is_vector(plan, name) for name in fields)
     scales = [name for vector, (name, _) in row_decays(plan).items() if any(v.startswith(vector) for v in vectors)]
     whole = [] if plan.decay_axis is None else ["decay_out"]
@@ -25,7 +29,7 @@ def loads(plan: KernelPlan, vectors: Collection[str], width: str) -> dict[str, V
         "descriptors": [*(["tile_descriptor"] if dense else []), *(["vector_descriptor"] if by_rows else [])],
         "low": f"{fields[0]}_tile.dtype",
         "key_operands": fields,
-        "key_loads": [f"{name}_tile = {_load(plan, name)}" for name in fields],
+        "key_loads": [f"{name}_tile = {_load(plan, name, name in whole_tiles)}" for name in fields],
         "key_tensors": [_descriptor(plan, name, width) for name in fields],
         "decays": [*whole, *scales],
         "decay_loads": [f"{d} = tl.load({d}_ptr + at{offset})" for d in whole]
@@ -39,11 +43,12 @@ def is_vector(plan: KernelPlan, field: str) -> bool:
     return plan.decays_rows and field in (read, *writes)
 
 
-def _load(plan: KernelPlan, name: str) -> str:
+def _load(plan: KernelPlan, name: str, whole: bool) -> str:
     if not is_vector(plan, name):
         return f"{name}.load([at * C, 0])"
     head = "group" if shared(plan, name) else "head"
-    return f"load_vectors({name}, batch, {head}, first + c * C, first_chunk + c, head, 0, IN_PLACE)"
+    place = f"batch, {head}, first + c * C, first_chunk + c, head, 0"
+    return f"load_vectors({name}, {place}, {'C, IN_PLACE, True' if whole else 'tokens - c * C, IN_PLACE, APART'})"
 
 
 def shared(plan: KernelPlan, name: str) -> bool:

@@ -80,7 +80,7 @@ def in_place(plan: KernelPlan) -> str:
     inputs = list(dict.fromkeys(input_of(plan, field) for field in scan_only(plan)))
     options = dict.fromkeys(r.option for r in plan.rewrites if r.target in inputs)
     conditions = [*([] if own_values(plan) else ["not differentiable"]), *(f"{option}_mode == 0" for option in options)]
-    return " and ".join([*conditions, f"readable_in_place(layout, VP, scratch_dtype, {', '.join(inputs)})"])
+    return " and ".join([*conditions, f"readable_in_place(VP, scratch_dtype, {', '.join(inputs)})"])
 
 
 def scan_only(plan: KernelPlan) -> list[str]:

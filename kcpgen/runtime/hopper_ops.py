@@ -31,6 +31,15 @@ def fetch_vectors(source, batch, head_of_input, token, chunk, head, column, barr
 
 
 @gluon.jit
+def clear_behind(tile, count, IN_PLACE: gl.constexpr, layout: gl.constexpr):
+    """Zeros in the rows of an input's tile from `count` on, which are another sequence's. For tensor cores to read them
+    takes a fence, and a barrier of the warps that share this. layout: how these lie over the tile."""
+    if IN_PLACE:
+        alive = gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout)) < count
+        tile.store(gl.where(alive[:, None], tile.load(layout), 0.0))
+
+
+@gluon.jit
 def product(left, right, into):
     """Begin to add left @ right to `into`. Products are done in the order in which they were begun."""
     return warpgroup_mma(left, right, into, is_async=True)

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kcpgen.runtime.layout import ChunkLayout
-
 D = TypeVar("D")
 ALIGNMENT = 16  # bytes, of all that a tile is copied from without passing through registers
 
@@ -206,10 +204,9 @@ def by_head(vectors: torch.Tensor, in_place: bool) -> torch.Tensor:
     return vectors.transpose(1, 2) if in_place else vectors
 
 
-def readable_in_place(layout: ChunkLayout, columns: int, dtype: torch.dtype, *inputs: torch.Tensor) -> bool:
-    """Whether tiles of [chunk, columns] can be read where inputs [B, T, heads, K] lie, and then hold nothing that
-    belongs to another sequence."""
-    return layout.apart and all(x.dtype is dtype and x.shape[3] == columns and addressable(x) for x in inputs)
+def readable_in_place(columns: int, dtype: torch.dtype, *inputs: torch.Tensor) -> bool:
+    """Whether tiles of [chunk, columns] can be read where inputs [B, T, heads, K] lie."""
+    return all(x.dtype is dtype and x.shape[3] == columns and addressable(x) for x in inputs)
 
 
 def addressable(x: torch.Tensor) -> bool:

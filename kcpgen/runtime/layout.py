@@ -27,7 +27,8 @@ CHECKPOINT = 8  # chunks between the states that a forward keeps: 1/8 of all of 
 class ChunkLayout:
     """The chunks of one call; equal to itself only, so that it can be a key.
 
-    apart: whether only the last chunk of a row is shorter than others, so that no other tokens follow it in its tile.
+    apart: whether only the last chunk of a row is shorter than others, so that no other tokens follow it in its tile,
+    but zeros.
     chunks: int32 [NT, 3], per chunk (batch row, first token in that row, number of tokens).
     sequences: int32 [N, 4], per sequence (batch row, first token, number of tokens, first chunk).
     lengths: of each sequence, in chunks; on the host.

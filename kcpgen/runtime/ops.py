@@ -46,13 +46,21 @@ def load_column(base, stride, rows, height):
 
 
 @triton.jit
-def load_vectors(source, batch, input_head, token, chunk, head, column, IN_PLACE: tl.constexpr):
-    """[C, columns] of the vectors of one chunk and head, as `vector_descriptor` has them: an input's, or in scratch."""
+def load_vectors(
+    source, batch, input_head, token, chunk, head, column, count, IN_PLACE: tl.constexpr, APART: tl.constexpr
+):
+    """[C, columns] of the vectors of one chunk and head, as `vector_descriptor` has them: an input's, or in scratch.
+
+    Rows from `count` on are zero. APART: whether they are so in memory.
+    """
     if IN_PLACE:
         tile = source.load([batch.to(tl.int32), input_head, token.to(tl.int32), column])
     else:
         tile = source.load([chunk, head, 0, column])
-    return tile.reshape(tile.shape[2], tile.shape[3])
+    tile = tile.reshape(tile.shape[2], tile.shape[3])
+    if IN_PLACE and not APART:
+        tile = tl.where((tl.arange(0, tile.shape[0]) < count)[:, None], tile, 0.0)
+    return tile
 
 
 @triton.jit

@@ -1,7 +1,8 @@
-"""As much of Gluon as the kernel of M in roles uses, in torch: roles are threads, rings and barriers are real.
+"""As much of Gluon as kernels in roles use, in torch: roles are threads, rings and barriers are real.
 
-Products are done as they are begun; what waits for them is looked at in `test_hopper.py`. What kernels by chunks use
-beside is in `gluon_by_chunks.py`.
+Products are done as they are begun, and so are copies out; what waits for products is looked at in `test_hopper.py`.
+What threads write to a tile takes a fence and then a barrier of theirs before a product may read it, and a fence before
+it is copied out. What kernels by chunks use beside is in `gluon_by_chunks.py`.
 """
 
 from __future__ import annotations
@@ -22,23 +23,30 @@ from kcpgen.runtime import hopper_ops
 LONGEST = 20.0  # seconds that a thread waits before something must be wrong
 
 
-def launcher(path: Path) -> Any:
-    """In place of a generated file's `transition_kernel`: kernel[grid](...) runs its programs one after another."""
+def launcher(path: Path, name: str = "transition_kernel") -> Any:
+    """In place of that kernel of a generated file: kernel[grid](...) runs its programs one after another."""
     names = globals_of_kernels()
-    define(path, ("transition_kernel", "copy", "multiply"), names)
+    define(path, (name, "copy", "multiply"), names)
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def launch(*tensors: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
                 assert (num_warps, maxnreg) == (4, 128)
-                operands = [Pointer(x) if isinstance(x, Tensor) else Described(x) for x in tensors]
+                operands = [seen(x) for x in tensors]
                 for program in range(grid[0]):
                     names["gl"].program_id = lambda axis, program=program: torch.tensor(program)
-                    names["transition_kernel"](*operands, **sizes)
+                    names[name](*operands, **sizes)
 
             return launch
 
     return Kernel()
+
+
+def seen(x: Any) -> Any:
+    """As kernels see what they are launched with."""
+    if isinstance(x, Tensor):
+        return Pointer(x)
+    return x if x is None or isinstance(x, int) else Described(x)
 
 
 def define(path: Path, functions: Iterable[str], names: dict[str, Any]) -> None:
@@ -111,24 +119,63 @@ class Described:
         return self.tensor[tuple(slice(start, start + n) for start, n in zip(starts, self.block, strict=True))]
 
 
+@dataclass(eq=False)
+class Written:
+    """Of what threads wrote to a tile or a ring: whether tensor cores and copies see what a thread has written, and
+    whether all threads have."""
+
+    fenced: bool = True
+    met: bool = True
+
+
 @dataclass
 class Shared:
     """A tile in shared memory, or a ring of them."""
 
     held: Tensor
+    written: Written = field(default_factory=Written)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.held.dtype
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.held.shape
+
     def index(self, stage: Any) -> Shared:
-        return Shared(self.held[int(stage)])
+        return Shared(self.held[int(stage)], self.written)
 
     def permute(self, order: Sequence[int]) -> Shared:
-        return Shared(self.held.permute(order))
+        return Shared(self.held.permute(order), self.written)
 
     def load(self, layout: None) -> Tensor:
         return self.held.clone()
+
+    def store(self, value: Tensor) -> None:
+        assert (value.shape, value.dtype) == (self.shape, self.dtype)
+        self.held.copy_(value)
+        self.written.fenced = self.written.met = False
+
+
+class SharedMemory:
+    """Of one launch after another."""
+
+    def __init__(self) -> None:
+        self.tiles: list[Written] = []
+
+    def allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: None) -> Shared:
+        tile = Shared(torch.full(tuple(shape), torch.nan, dtype=dtype))
+        self.tiles.append(tile.written)
+        return tile
+
+    def fence(self) -> None:
+        for written in self.tiles:
+            written.fenced = True
+
+    def meet(self) -> None:
+        for written in self.tiles:
+            written.met = written.fenced
 
 
 @dataclass
@@ -188,7 +235,8 @@ def specialize(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], war
 
     def run(role: Callable[..., None], operands: tuple[Any, ...]) -> None:
         try:
-            role(*operands)
+            with torch.no_grad():
+                role(*operands)
         except BaseException as fault:
             faults.append(fault)
 
@@ -203,15 +251,27 @@ def specialize(roles: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], war
 
 
 def copied(source: Described, corner: Sequence[Any], barrier: Barrier, tile: Shared) -> None:
+    assert tile.written.fenced, "a tile is copied over what was not fenced"
     found = source.tile(corner)
     tile.held.copy_(found.reshape(tile.held.shape))
     barrier.receive(found.numel() * found.element_size())
 
 
-def multiplied(left: Tensor, right: Shared, into: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+def copied_out(target: Described, corner: Sequence[Any], tile: Shared) -> None:
+    assert tile.written.fenced, "what was not fenced is copied out"
+    target.fill(corner, tile.held)
+
+
+def multiplied(
+    left: Tensor | Shared, right: Shared, into: Tensor, use_acc: bool = True, is_async: bool = False
+) -> Tensor:
     assert is_async
     assert left.dtype is right.dtype is torch.bfloat16
-    found = left.float() @ right.held.float()
+    for tile in (x for x in (left, right) if isinstance(x, Shared)):
+        assert tile.written.fenced, "a product reads what was not fenced"
+        assert tile.written.met, "a product reads what other threads may still write"
+    row, column = (x.held if isinstance(x, Shared) else x for x in (left, right))
+    found = row.float() @ column.float()
     assert found.shape == into.shape
     return into + found if use_acc else found
 
@@ -244,7 +304,8 @@ def globals_of_kernels() -> dict[str, Any]:
     def no_layout(*arguments: Any) -> None:
         return None
 
-    layouts = ("NVMMASharedLayout", "NVMMADistributedLayout", "DotOperandLayout", "SliceLayout")
+    memory = SharedMemory()
+    layouts = ("NVMMASharedLayout", "NVMMADistributedLayout", "DotOperandLayout", "SliceLayout", "BlockedLayout")
     gl = SimpleNamespace(
         **dict.fromkeys(layouts, no_layout),
         constexpr=int,
@@ -254,16 +315,23 @@ def globals_of_kernels() -> dict[str, Any]:
         cdiv=lambda n, size: int(-(-n // size)),
         arange=lambda start, stop, layout: torch.arange(start, stop),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        where=lambda condition, one, other: torch.where(condition, torch.tensor(one), torch.tensor(other)),
+        where=lambda *operands: torch.where(*map(torch.as_tensor, operands)),
+        maximum=lambda x, y: torch.maximum(torch.as_tensor(x), torch.as_tensor(y)),
         convert_layout=lambda x, layout: x,
-        allocate_shared_memory=lambda dtype, shape, layout: Shared(torch.full(shape, torch.nan, dtype=dtype)),
+        allocate_shared_memory=memory.allocate,
+        thread_barrier=memory.meet,
         load=loaded,
         store=stored,
         warp_specialize=specialize,
     )
     names = {
         "gl": gl,
-        "tma": SimpleNamespace(async_copy_global_to_shared=copied),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=copied,
+            async_copy_shared_to_global=copied_out,
+            store_wait=lambda later: None,
+        ),
+        "fence_async_shared": memory.fence,
         "mbarrier": SimpleNamespace(
             wait=Barrier.wait, expect=Barrier.expect, arrive=lambda barrier, count: barrier.arrive(count)
         ),
@@ -271,7 +339,9 @@ def globals_of_kernels() -> dict[str, Any]:
         "warpgroup_mma_wait": lambda later, deps: deps[0],
         "barriers": barriers,
         "rounded": rounded,
+        "in_bf16": lambda x: x.to(torch.bfloat16),
+        "NOWHERE": hopper_ops.NOWHERE.value,
     }
-    shared = ("fetch_vectors", "product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
-    define(Path(hopper_ops.__file__), shared, names)
+    products = ("product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
+    define(Path(hopper_ops.__file__), ("fetch_vectors", "clear_behind", *products), names)
     return names

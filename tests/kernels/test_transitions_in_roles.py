@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,6 @@ GENERATED = Path(__file__).resolve().parent.parent.parent / "generated"
 PACKAGES = sorted(path.parent for path in GENERATED.glob("*/summary.py"))
 TILES = ScanTiles(value_block=64, warps=4, stages=3)
 PACKED = (0, 0, 1, 64, 64, 129, 150, 330)
-ON_BORDERS = (0, 96, 96, 256, 350)  # no sequence ends within a chunk of another
 HEADS, GROUPS = 4, 2
 
 
@@ -73,7 +73,6 @@ def exact(given: Any, layout: ChunkLayout) -> Tensor:
 
 def check(package: Path, keys: int, ends: tuple[int, ...], in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = chunk_layout(1, ends[-1], ends, 32, torch.device("cpu"))
-    assert layout.apart or not in_place
     given = prepared(package, layout, keys, ends[-1], in_place)
     module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
     monkeypatch.setattr(module, "transition_kernel", launcher(package / "summary_hopper.py"))
@@ -95,7 +94,38 @@ def in_place(package: Path) -> bool:
 
 @pytest.mark.parametrize("package", [*filter(in_place, PACKAGES)], ids=lambda package: package.name)
 def test_write_vectors_are_read_where_they_lie(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(package, 128, ON_BORDERS, True, monkeypatch)
+    check(package, 128, PACKED, True, monkeypatch)
+
+
+def before_nan(package: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
+    """M of one sequence, by the kernel in that file, with others or with NaN around it."""
+    *_, (begin, end), _ = pairwise(PACKED)
+    layout = chunk_layout(1, PACKED[-1], PACKED, 32, torch.device("cpu"))
+    given = prepared(package, layout, 64, PACKED[-1], True)
+    module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
+    monkeypatch.setattr(module, "transition_kernel", launcher(source))
+    one = layout.over([row for row in layout.sequences.tolist() if row[1:3] == [begin, end - begin]])
+    found = torch.full((2, 1, HEADS, 64, 64), torch.nan)
+    assert module.transitions_in_roles(given, one, TILES, found[0])
+    for name in [name for name in vars(given) if name.startswith("write_") and name != "write_vectors"]:
+        x = getattr(given, name)
+        x[:, :begin] = x[:, end:] = torch.nan
+    assert module.transitions_in_roles(given, one, TILES, found[1])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("package", [*filter(in_place, PACKAGES)], ids=lambda package: package.name)
+def test_vectors_of_other_sequences_do_not_matter(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch.equal(*before_nan(package, package / "summary_hopper.py", monkeypatch))
+
+
+def test_a_tile_that_is_not_cleared_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = GENERATED / "gdn"
+    text = (package / "summary_hopper.py").read_text(encoding="utf-8")
+    assert "clear_behind(write_0_tile, " in text
+    source = tmp_path / "summary_hopper.py"
+    source.write_text(re.sub(r"clear_behind\(write_0_tile, .*", "pass", text), encoding="utf-8")
+    assert not torch.equal(*before_nan(package, source, monkeypatch))
 
 
 def test_two_erases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

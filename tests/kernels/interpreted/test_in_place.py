@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from kcpgen.runtime import chunk_op
 from kcpgen.runtime.launch import readable_in_place
+from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import make_inputs
@@ -48,22 +52,80 @@ def test_reading_in_place_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPa
     assert [name for name, x in expected.items() if not torch.equal(found[name], x)] == []
 
 
-@pytest.mark.parametrize(("border", "in_place"), [(64, True), (40, False)])
-def test_what_is_not_finite_stays_in_its_sequence(border: int, in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A last chunk that is shorter than others would reach into the next sequence."""
-    op = load_op(GENERATED / "gdn")
-    case = Case(label="", backend="triton", dtype="bfloat16", tokens=70, offsets=(0, border, 70), **SIZES)
+@pytest.mark.parametrize(
+    ("name", "border"),
+    [("gdn", 64), ("gdn", 100), *((n, 40) for n in ("gdn", "delta_rule", "simple_gla", "comba", "kda"))],
+)
+def test_what_is_not_finite_stays_in_its_sequence(name: str, border: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last chunk that is shorter than others reaches into the next sequence."""
+    op = load_op(GENERATED / name)
+    tokens = border + 30
+    case = Case(label="", backend="triton", dtype="bfloat16", tokens=tokens, offsets=(0, border, tokens), **SIZES)
     inputs = make_inputs(op, case, "cpu")
     decided = decide(op, monkeypatch)
     before = {name: x.clone() for name, x in evaluate(op.chunk, inputs, case, backend="triton").items()}
     for x in inputs.tokens.values():
         x.data[:, border:] = math.nan
     after = evaluate(op.chunk, inputs, case, backend="triton")
-    assert set(decided) == {in_place}
+    assert set(decided) == {True}
     assert torch.equal(after["o"][:, :border], before["o"][:, :border])
     assert torch.equal(after["final_state"][0], before["final_state"][0])
     assert all(torch.equal(after[f"d{name}"][:, :border], before[f"d{name}"][:, :border]) for name in inputs.tokens)
     assert after["o"][:, border:].isnan().all()
+
+
+class Unmasked:
+    """A kernel that takes what follows a sequence in its last tile for zeros."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        return lambda *operands, **sizes: self.kernel[grid](*operands, **(sizes | {"APART": True}))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "wrong"),
+    [(None, ()), ("scan", ("final_state",)), ("reverse", ("dinitial_state",))],
+)
+def test_a_serial_kernel_that_does_not_mask_is_noticed(
+    kernel: str | None, wrong: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = load_op(GENERATED / "gdn")
+    case = Case(label="", backend="triton", dtype="bfloat16", tokens=130, offsets=(0, 100, 130), **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    for x in inputs.tokens.values():
+        x.data[:, 100:] = math.nan
+    if kernel:
+        module = import_module(f"{op.chunk.__module__.rpartition('.')[0]}.{kernel}")
+        monkeypatch.setattr(module, f"{kernel}_kernel", Unmasked(getattr(module, f"{kernel}_kernel")))
+    found = evaluate(op.chunk, inputs, case, backend="triton")
+    firsts = {name: x[:1] if "state" in name else x[:, :100] for name, x in found.items()}
+    spoilt = {name for name, x in firsts.items() if not x.isfinite().all()}
+    assert spoilt == set(wrong) if kernel is None else spoilt >= set(wrong)
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_m_is_of_one_sequence(mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = load_op(GENERATED / "gdn")
+    case = Case(label="", backend="triton", dtype="bfloat16", tokens=130, offsets=(0, 100, 130), **SIZES)
+    inputs = make_inputs(op, case, "cpu")
+    scan, found = chunk_op.Forward.scan, []
+
+    def with_m(self: chunk_op.Forward, layout: ChunkLayout, *states: Any) -> None:
+        scan(self, layout, *states)
+        seen = layout if mask else replace(layout, apart=True)
+        found.append(torch.empty(2, self.heads, self.keys, self.keys))
+        assert self._run.kernels.transitions is not None
+        self._run.kernels.transitions(self.prepared, seen, self._run.tiles.scan, found[-1])
+
+    monkeypatch.setattr(chunk_op.Forward, "scan", with_m)
+    for _ in range(2):
+        evaluate(op.chunk, inputs, case, backend="triton")
+        for x in inputs.tokens.values():
+            x.data[:, 100:] = math.nan
+    before, after = found
+    assert torch.equal(after[0], before[0]) == mask
 
 
 @pytest.mark.parametrize("name", ["gdn", "gla", "simple_gla", "dplr"])
