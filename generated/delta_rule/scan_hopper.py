@@ -226,7 +226,8 @@ def multiply(
                 clear_behind(value_0_tile, tokens - c * C, VALUES_IN_PLACE, in_rows)
                 fence_async_shared()
                 gl.thread_barrier()
-        value_0_T = value_0_tile.permute([1, 0]).load(of_tokens)  # before anybody waits for it
+        if not KEEP:  # early, where registers have room for it
+            value_0_T = value_0_tile.permute([1, 0]).load(of_tokens)
         R_0_T = fresh_product(S_T_low, write_0_tile.permute([1, 0]), nothing)
         if STORE_OUTPUT:
             read_tile = read_ring.index(stage)
@@ -247,6 +248,8 @@ def multiply(
                 gl.store(checkpoints_ptr + target, S_T, mask=state_inside)
         R_0_T = warpgroup_mma_wait(1 if STORE_OUTPUT else 0, deps=(R_0_T,))
         R_0_T = R_0_T * erase_from_start_tile.load(of_tokens)
+        if KEEP:
+            value_0_T = value_0_tile.permute([1, 0]).load(of_tokens)
         R_0_T += value_0_T.to(gl.float32) * strength_0_tile.load(of_tokens)
         U_0_T = product(gl.convert_layout(R_0_T.to(low), left), inverse_0_tile.permute([1, 0]), R_0_T)
         U_0_T = warpgroup_mma_wait(0, deps=(U_0_T,))

@@ -271,12 +271,15 @@ def _solving(plan: KernelPlan, correction: Sum, outputs: int) -> dict[str, Value
     R, U, inverse = f"R_{term}_T", f"U_{term}_T", f"inverse_{term}_tile.permute([1, 0])"
     return {
         "correct": [
-            f"value_{term}_T = {loaded}  # before anybody waits for it",
+            "if not KEEP:  # early, where registers have room for it",
+            f"    value_{term}_T = {loaded}",
             f"{R} = fresh_product(S_T_low, {written}, nothing)",
         ],
         "corrected_lines": [
             f"{R} = warpgroup_mma_wait({outputs} if STORE_OUTPUT else 0, deps=({R},))",
             f"{R} = {R} * erase_from_start_tile.load(of_tokens)",
+            "if KEEP:",
+            f"    value_{term}_T = {loaded}",
             f"{R} += {correction.start.replace(loaded, f'value_{term}_T')}",
             f"{U} = product(gl.convert_layout({R}.to(low), left), {inverse}, {R})",
             f"{U} = warpgroup_mma_wait(0, deps=({U},))",
