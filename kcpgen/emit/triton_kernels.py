@@ -9,6 +9,7 @@ from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
 from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper, in_roles
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
+from kcpgen.emit.triton_forgetting import emit_forgetting, forgets
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_near_gradients import emit_near_gradients
 from kcpgen.emit.triton_operands import scalar_inputs
@@ -33,6 +34,7 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
         "score_gradients.py": emit_score_gradients(plan, shared),
         **_key_axis(plan, shared),
         **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
+        **({"forgetting.py": emit_forgetting(plan, shared)} if forgets(plan) else {}),
         "autograd.py": _emit_autograd(plan),
     }
 
@@ -122,6 +124,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",
         summary_import=["from .summary import transitions"] if dense else [],
+        forgetting="forgetting" if forgets(plan) else "None",
     )
 
 
