@@ -37,7 +37,9 @@ def forgets(plan: KernelPlan) -> bool:
 
 def emit_forgetting(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     by_channel = bool(plan.decay_axis) and not plan.erasing
-    body = live([*before_keys(plan, kept=False), *_keys(plan), *_bound(plan), "tl.store(chunk_bound)"])[:-1]
+    body = live(
+        ["live = rows < count", *before_keys(plan, kept=False), *_keys(plan), *_bound(plan), "tl.store(chunk_bound)"]
+    )[:-1]
     used = used_arguments(plan, body)
     ends = ["channel_bounds += chunk_bound", "norm_bound = largest(channel_bounds, lanes < K, 0)"]
     body += ends if by_channel else ["norm_bound += chunk_bound"]

@@ -1,4 +1,4 @@
-"""How much of a state outlives the tokens after it: device functions of kernels that bound it, and of those that use it.
+"""How much of a state outlives the tokens after it: device functions of kernels that bound it and of those told of it.
 
 What a token does to a state is at most its decay times its erase in the spectral norm, so that a sum of the logarithms
 of both, over the chunks at the end of a segment, bounds what is left of all that came before these. Below FORGOTTEN the

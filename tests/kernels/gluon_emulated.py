@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper_ops
+from kcpgen.runtime import forgetting, hopper_ops
 
 LONGEST = 20.0  # seconds that a thread waits before something must be wrong
 
@@ -31,7 +31,9 @@ def launcher(path: Path) -> Any:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def launch(*tensors: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
                 assert (num_warps, maxnreg) == (4, 128)
-                operands = [Pointer(x) if isinstance(x, Tensor) else Described(x) for x in tensors]
+                operands = [
+                    None if x is None else Pointer(x) if isinstance(x, Tensor) else Described(x) for x in tensors
+                ]
                 for program in range(grid[0]):
                     names["gl"].program_id = lambda axis, program=program: torch.tensor(program)
                     names["transition_kernel"](*operands, **sizes)
@@ -263,6 +265,7 @@ def globals_of_kernels() -> dict[str, Any]:
     )
     names = {
         "gl": gl,
+        "tl": gl,
         "tma": SimpleNamespace(async_copy_global_to_shared=copied),
         "mbarrier": SimpleNamespace(
             wait=Barrier.wait, expect=Barrier.expect, arrive=lambda barrier, count: barrier.arrive(count)
@@ -274,4 +277,5 @@ def globals_of_kernels() -> dict[str, Any]:
     }
     shared = ("fetch_vectors", "product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
     define(Path(hopper_ops.__file__), shared, names)
+    define(Path(forgetting.__file__), ("forgotten",), names)
     return names

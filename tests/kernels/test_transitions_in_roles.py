@@ -98,6 +98,24 @@ def test_write_vectors_are_read_where_they_lie(package: Path, monkeypatch: pytes
     check(package, 128, ON_BORDERS, True, monkeypatch)
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_m_is_zero_where_some_chunks_are_enough(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the head and sequence that it is known of; all others are what they are."""
+    layout = chunk_layout(1, ON_BORDERS[-1], ON_BORDERS, 32, torch.device("cpu"))
+    given = prepared(package, layout, 64, ON_BORDERS[-1], False)
+    module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
+    monkeypatch.setattr(module, "transition_kernel", launcher(package / "summary_hopper.py"))
+    found = torch.full((len(ON_BORDERS) - 1, HEADS, 64, 64), torch.nan)
+    needed = torch.tensor(layout.lengths, dtype=torch.int32)[:, None].repeat(1, HEADS)
+    needed[0, 1], needed[2, 3] = 1, 4
+    assert module.transitions_in_roles(given, layout, TILES, found, needed)
+    expected = exact(given, layout)
+    expected[0, 1] = expected[2, 3] = 0.0
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
+    assert not found[0, 1].any()
+    assert not found[2, 3].any()
+
+
 def test_two_erases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(two_erases.built(tmp_path), 128, PACKED, False, monkeypatch)
 
