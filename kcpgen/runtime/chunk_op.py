@@ -183,8 +183,8 @@ class _Op:
         self._run.kernels.transitions(self.prepared, layout, self._run.tiles.scan, out, chunks_needed=needed)
 
     def _needed(self, layout: ChunkLayout, from_the_start: bool = False) -> Tensor | None:
-        """How many chunks a summary of each of a layout's sequences has to run, by head: those at its end, or of a summary
-        of gradients at its start. None: all."""
+        """How many chunks the summary of each of a layout's sequences has to run, by head: those at its end, or of its
+        gradient at its start. None: all."""
         run = self._run
         if run.kernels.forgetting is None:
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from kcpgen.runtime import chunk_op, forgetting
+from kcpgen.runtime import chunk_op, forgetting, split_passes
 from kcpgen.runtime.layout import ChunkLayout
+from kcpgen.runtime.split import forced_segments
 from kcpgen.simulate.call import Spread, on_ranks
 from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import evaluate, relative_rms
@@ -127,20 +129,37 @@ def excess(op: Op, inputs: Inputs, seen: list[Seen]) -> float:
     return worst
 
 
+@dataclass(frozen=True)
+class Nothing:
+    """In place of an op's `Prepared`."""
+
+    def for_backward(self) -> Nothing:
+        return self
+
+
 def found_by(op: Op, inputs: Inputs, case: Case = CASE) -> list[Seen]:
-    """By the forward and, directly, of the same segments by the backward's summary."""
-    with watched() as seen, torch.no_grad():
-        evaluate_forward(op, inputs, case)
+    """By a forward of which only the kernel that looks at gates runs; then of the same segments, from their start."""
+    module = import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")
+    idle = dict.fromkeys(("scan", "transitions"), lambda *given, **more: None)
+    kernels = replace(module.KERNELS, prepare=lambda *given, **more: Nothing(), **idle)
+    tensors = {name: x.detach() for name, x in {**inputs.tokens, **inputs.params}.items()}
+
+    def both(self: Any, layout: ChunkLayout, from_the_start: bool = False) -> Tensor | None:
+        needed(self, layout, True)
+        return needed(self, layout, False)
+
+    with (
+        watched() as seen,
+        mock.patch.object(module, "KERNELS", kernels),
+        mock.patch.object(split_passes, "fold"),
+        forced_segments(case.segments),
+    ):
+        needed = chunk_op._Op._needed
+        with mock.patch.object(chunk_op._Op, "_needed", both):
+            op.chunk(**tensors, **inputs.keywords, backend="triton")
+    backwards, forwards = seen
+    assert (backwards.from_the_start, forwards.from_the_start) == (True, False)
     return seen
-
-
-def evaluate_forward(op: Op, inputs: Inputs, case: Case) -> None:
-    from kcpgen.runtime.split import forced_segments
-
-    tokens = {name: x.detach() for name, x in inputs.tokens.items()}
-    params = {name: x.detach() for name, x in inputs.params.items()}
-    with forced_segments(case.segments):
-        op.chunk(**tokens, **params, **inputs.keywords, backend="triton", cu_seqlens=None)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -161,8 +180,7 @@ def test_what_is_forgotten_is_gone(name: str) -> None:
 def test_a_head_that_forgets_beside_one_that_does_not() -> None:
     op = generated("gdn")
     inputs = inputs_with(op, CASE, lambda g: about(-1.0)(g) * torch.tensor([1.0, 0.001]))
-    (found,) = found_by(op, inputs)
-    assert found.needed.tolist() == [[1, 4]]
+    assert [found.needed.tolist() for found in found_by(op, inputs)] == [[[1, 4]], [[1, 4]]]
 
 
 def test_gates_that_stop_early_count_where_they_are() -> None:
@@ -172,8 +190,9 @@ def test_gates_that_stop_early_count_where_they_are() -> None:
         decay = torch.ones(TOKENS)
         decay[128 - kept : 128] = 0.0
         inputs = inputs_with(op, CASE, lambda g: about(-2.0)(g) * decay[None, :, None])  # noqa: B023
-        (found,) = found_by(op, inputs)
-        assert found.needed.tolist() == [[expected] * 2], kept
+        from_the_start, from_the_end = found_by(op, inputs)
+        assert from_the_start.needed.tolist() == [[1, 1]]
+        assert from_the_end.needed.tolist() == [[expected] * 2], kept
 
 
 @pytest.mark.parametrize("name", ["gdn", "kda"])
@@ -183,35 +202,32 @@ def test_keys_that_expand_the_state_forget_nothing(name: str) -> None:
     changes = {"k": lambda k: 10 * normalize(k, dim=-1), "beta": torch.ones_like}
     inputs = inputs_with(op, CASE, about(-1.0), **changes)
     assert not any(found.forgotten.any() for found in found_by(op, inputs))
-    slower = inputs_with(op, CASE, about(-6.0), **changes)  # which e^-6 a token makes up for
+    slower = inputs_with(op, CASE, about(-9.0), **changes)  # which e^-9 a token makes up for
     found = found_by(op, slower)
     assert all(one.forgotten.all() for one in found)
     assert excess(op, slower, found) <= 1.0
 
 
+def spoiled(wrong: float) -> Callable[[Tensor], Tensor]:
+    """In the first head, a number of the tokens that are looked at first, from either end of the first segment."""
+
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        for token in (0, 127):
+            x[0, token, 0].reshape(-1)[0] = wrong
+        return x
+
+    return change
+
+
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_what_is_no_number_forgets_nothing(name: str, wrong: float) -> None:
-    """In the gate of one token, and channel, and in a key, each of the first head."""
     op = generated(name)
-    for of_keys in (False, True):
-
-        def spoiled(x: Tensor, here: bool) -> Tensor:
-            x = x.clone()
-            if here:
-                x[0, 127, 0, ...] = (
-                    torch.where(torch.arange(x[0, 127, 0].numel()) == 3, wrong, 1.0).reshape_as(x[0, 127, 0])
-                    if x.ndim == 4
-                    else wrong
-                )
-            return x
-
-        if of_keys and name not in ERASING:
-            continue
-        changes = {"k": lambda k: spoiled(k, of_keys)}  # noqa: B023
-        inputs = inputs_with(op, CASE, lambda g: spoiled(about(-1.5)(g), not of_keys), **changes)  # noqa: B023
-        (found,) = found_by(op, inputs)
-        assert not found.forgotten[0, 0]
+    changed = [inputs_with(op, CASE, lambda g: spoiled(wrong)(about(-1.5)(g)))]
+    changed += [inputs_with(op, CASE, about(-1.5), k=spoiled(wrong))] if name in ERASING else []
+    for inputs in changed:
+        assert not any(found.forgotten[0, 0] for found in found_by(op, inputs))
 
 
 @triton.jit
@@ -235,8 +251,7 @@ def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, f
     return {name: relative_rms(other[name], x.double()) for name, x in one.items()}
 
 
-@pytest.mark.parametrize("case", [LONG, PACKED], ids=["one", "packed"])
-@pytest.mark.parametrize("name", ["gdn", "gla"])
+@pytest.mark.parametrize(("name", "case"), [("gdn", LONG), ("gdn", PACKED), ("gla", PACKED)])
 def test_results_are_those_of_whole_sequences(name: str, case: Case) -> None:
     """Initial and final states, and the gradients of both, among them; one head forgets, the other one half as fast."""
     op = generated(name)
@@ -267,16 +282,17 @@ def test_chunks_that_are_forgotten_do_not_run() -> None:
     assert min(found[name] for name in ("o", "final_state", "dk", "dinitial_state")) > 1e4 * NOISE, found
 
 
-def test_ranks_forget_likewise() -> None:
-    """Three of them, whole and in segments: the one inside a sequence says that nothing comes through it."""
+@pytest.mark.parametrize("segments", [1, 2])
+def test_ranks_forget_likewise(segments: int) -> None:
+    """Three of them, whole or in segments: the one inside a sequence says that nothing comes through it."""
     op = generated("gdn")
-    case = replace(CASE, tokens=3 * 128, offsets=(0, 3 * 128), segments=1)
+    tokens = 3 * segments * 64
+    case = replace(CASE, tokens=tokens, offsets=(0, tokens), segments=1, value_heads=1)
     inputs = inputs_with(op, case, about(-1.0))
     one = evaluate(op.chunk, inputs, case, backend="triton")
-    for segments in (1, 2):
-        with watched() as seen:
-            ranks = on_ranks(op, case, inputs, Spread(ranks=3, segments=segments))
-        assert all(found.forgotten.all() for found in seen)
-        assert {found.from_the_start for found in seen} == {False, True}
-        found = differences(one, ranks)
-        assert max(found.values()) < NOISE, found
+    with watched() as seen:
+        ranks = on_ranks(op, case, inputs, Spread(ranks=3, segments=segments))
+    assert all(found.forgotten.all() for found in seen)
+    assert {found.from_the_start for found in seen} == {False, True}
+    found = differences(one, ranks)
+    assert max(found.values()) < NOISE, found
