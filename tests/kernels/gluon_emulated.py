@@ -1,4 +1,4 @@
-"""As much of Gluon as the kernel of M in roles uses, in torch: roles are threads, rings and barriers are real.
+"""As much of Gluon as summaries in roles and the kernel of M use, in torch: roles are threads, rings and barriers real.
 
 Products are done as they are begun; what waits for them is looked at in `test_hopper.py`. What kernels by chunks use
 beside is in `gluon_by_chunks.py`.
@@ -22,21 +22,23 @@ from kcpgen.runtime import forgetting, hopper_ops
 LONGEST = 20.0  # seconds that a thread waits before something must be wrong
 
 
-def launcher(path: Path) -> Any:
-    """In place of a generated file's `transition_kernel`: kernel[grid](...) runs its programs one after another."""
+def launcher(path: Path, kernel: str = "transition_kernel") -> Any:
+    """In place of a generated file's kernel: kernel[grid](...) runs its programs one after another."""
     names = globals_of_kernels()
-    define(path, ("transition_kernel", "copy", "multiply"), names)
+    define(path, (kernel, "copy", "multiply"), names)
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def launch(*tensors: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
                 assert (num_warps, maxnreg) == (4, 128)
                 operands = [
-                    None if x is None else Pointer(x) if isinstance(x, Tensor) else Described(x) for x in tensors
+                    Pointer(x) if isinstance(x, Tensor) else Described(x) if hasattr(x, "block_shape") else x
+                    for x in tensors
                 ]
                 for program in range(grid[0]):
                     names["gl"].program_id = lambda axis, program=program: torch.tensor(program)
-                    names["transition_kernel"](*operands, **sizes)
+                    with torch.no_grad():
+                        names[kernel](*operands, **sizes)
 
             return launch
 
@@ -210,10 +212,12 @@ def copied(source: Described, corner: Sequence[Any], barrier: Barrier, tile: Sha
     barrier.receive(found.numel() * found.element_size())
 
 
-def multiplied(left: Tensor, right: Shared, into: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+def multiplied(
+    left: Tensor | Shared, right: Shared, into: Tensor, use_acc: bool = True, is_async: bool = False
+) -> Tensor:
     assert is_async
     assert left.dtype is right.dtype is torch.bfloat16
-    found = left.float() @ right.held.float()
+    found = (left.held if isinstance(left, Shared) else left).float() @ right.held.float()
     assert found.shape == into.shape
     return into + found if use_acc else found
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kcpgen.runtime import chunk_op, forgetting, split_passes
+from kcpgen.runtime.launch import choose_tiles
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.runtime.split import forced_segments
 from kcpgen.simulate.call import Spread, on_ranks
@@ -25,6 +26,7 @@ from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import evaluate, relative_rms
 from kcpgen.verify.inputs import Inputs, in_float64, make_inputs
 from kcpgen.verify.op import Op, load_op
+from tests.kernels.gluon_emulated import launcher
 
 GENERATED = Path(__file__).resolve().parent.parent.parent.parent / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/forgetting.py"))
@@ -241,6 +243,57 @@ def test_a_bound_of_the_wrong_sign_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "erase_along", _wrong_erase_along)
     inputs = inputs_with(op, CASE, about(-1.0), k=lambda k: 10 * normalize(k, dim=-1), beta=torch.ones_like)
     assert excess(op, inputs, found_by(op, inputs)) > 1e3
+
+
+@pytest.mark.parametrize("name", ["gdn", "kda", "gla"])
+def test_summaries_in_roles_run_the_chunks_that_are_needed(name: str) -> None:
+    """As the portable kernels do, from the same scratch, emulated; each head and sequence from chunks of its own."""
+    op = generated(name)
+    ends = (0, 192, 192, 320)
+    case = replace(CASE, dtype="bfloat16", key_width=64, value_width=64, offsets=ends, tokens=ends[-1], heads=2)
+    modules = {
+        part: import_module(f"{op.chunk.__module__.rpartition('.')[0]}.{part}")
+        for part in ("autograd", "scan_hopper", "reverse_hopper")
+    }
+    inputs, kernels = inputs_with(op, case, about(-0.01)), modules["autograd"].KERNELS
+    made: list[tuple[ChunkLayout, Any]] = []
+
+    def prepare(*arguments: Any, **keywords: Any) -> Any:
+        made.append((arguments[-2], kernels.prepare(*arguments, **keywords)))
+        return made[0][1]
+
+    alone = replace(kernels, prepare=prepare, scan=lambda *arguments, **keywords: None)
+    with mock.patch.object(modules["autograd"], "KERNELS", alone):
+        tensors = {name: x.detach() for name, x in {**inputs.tokens, **inputs.params}.items()}
+        op.chunk(**tensors, cu_seqlens=torch.tensor(ends), backend="triton")
+    ((layout, prepared),) = made
+    needed = torch.tensor(layout.lengths, dtype=torch.int32)[:, None].repeat(1, 2)
+    needed[0, 0], needed[2, 1] = 2, 1
+    torch.manual_seed(0)
+    given, do = torch.randn(3, 2, 64, 64), torch.randn(1, ends[-1], 2, 64).to(torch.bfloat16)
+    tiles = choose_tiles(keys=64, values=64, decay=kernels.form.decay, terms=1, dtype=torch.bfloat16)
+
+    def summary(roles: bool, backward: bool, needed: Tensor | None) -> Tensor:
+        out = given.clone()
+        if backward:
+            states = {"initial_state_gradient": out, "final_state_gradient": out}
+            kernels.reverse_summary(
+                prepared, layout, replace(tiles.reverse, roles=roles), do=do, **states, chunks_needed=needed
+            )
+        else:
+            states = {"o": None, "initial_state": out, "final_state": out}
+            kernels.scan(prepared, layout, replace(tiles.scan, roles=roles), **states, chunks_needed=needed)
+        return out
+
+    for backward, part in ((False, "scan"), (True, "reverse")):
+        module, path = modules[f"{part}_hopper"], GENERATED / name / f"{part}_hopper.py"
+        with mock.patch.object(module, f"{part}_kernel", launcher(path, f"{part}_kernel")):
+            found = [summary(True, backward, n) for n in (None, needed)]
+        expected = [summary(False, backward, n) for n in (None, needed)]
+        for one, other in zip(found, expected, strict=True):
+            assert relative_rms(one, other.double()) < 1e-4
+        changed = (expected[0] != expected[1]).flatten(2).any(2)
+        assert changed.tolist() == [[True, False], [False, False], [False, True]]
 
 
 LONG = replace(CASE, segments=4)
