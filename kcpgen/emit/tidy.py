@@ -150,7 +150,7 @@ def _names(node: ast.AST) -> set[str]:
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     for inner in ast.walk(node):
-        if isinstance(inner, ast.FunctionDef | ast.For | ast.If):
+        if isinstance(inner, ast.FunctionDef | ast.For | ast.While | ast.If):
             yield from (inner.body, *([inner.orelse] if isinstance(inner, ast.If) else []))
 
 

@@ -11,6 +11,7 @@ from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
 from kcpgen.emit.solve_in_scan import solves_in_scan
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
+from kcpgen.emit.triton_forgetting import emit_forgetting, forgets
 from kcpgen.emit.triton_gradients import emit_gradients
 from kcpgen.emit.triton_near_gradients import emit_near_gradients
 from kcpgen.emit.triton_operands import scalar_inputs
@@ -35,6 +36,7 @@ def emit_triton(plan: KernelPlan) -> dict[str, str]:
         "score_gradients.py": emit_score_gradients(plan, shared),
         **_key_axis(plan, shared),
         **({"summary.py": emit_summary(plan)} if plan.form.transition == "dense" else {}),
+        **({"forgetting.py": emit_forgetting(plan, shared)} if forgets(plan) else {}),
         "autograd.py": _emit_autograd(plan),
     }
 
@@ -125,6 +127,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         transitions="transitions" if dense else "None",
         solves_in_scan=int(solves_in_scan(plan)),
         summary_import=["from .summary import transitions"] if dense else [],
+        forgetting="forgetting" if forgets(plan) else "None",
     )
 
 

@@ -244,9 +244,9 @@ def pair_decays(plan: KernelPlan) -> Iterator[str]:
         yield "since_before = tl.exp2(tl.where(before(rows), G_before[:, None] - G[None, :], float('-inf')))"
 
 
-def log_decay(plan: KernelPlan) -> str:
+def log_decay(plan: KernelPlan, function: str = "log2_decay") -> str:
     assert plan.decay_axis is not None
-    log = f"log2_decay({printer(plan).code(plan.decay_log, plan.decay_axis)})"
+    log = f"{function}({printer(plan).code(plan.decay_log, plan.decay_axis)})"
     return f"log_decay = {masked(plan, plan.decay_log, plan.decay_axis, log)}"
 
 

@@ -38,8 +38,11 @@ def _latest(known: Mapping[str, int], expr: sympy.Expr) -> int:
     return max((known.get(name, 0) for name in names(expr)), default=0)
 
 
-def before_keys(plan: KernelPlan) -> Iterator[str]:
-    """Scalars per token and head, and every sum over keys, each as soon as what it reads is known."""
+def before_keys(plan: KernelPlan, *, kept: bool = True) -> Iterator[str]:
+    """Scalars per token and head, and every sum over keys, each as soon as what it reads is known.
+
+    kept: whether sums are stored for the backward.
+    """
     known = known_after(plan)
     scalars = plan.inputs_on("")
     yield from load_inputs(plan, scalars)
@@ -47,10 +50,10 @@ def before_keys(plan: KernelPlan) -> Iterator[str]:
     for walk in range(1 + max(known.values(), default=0)):
         ready = [i.name for i in scalars if known.get(i.name, 0) == walk]
         yield from apply_rewrites(plan, ready, backward=False)
-        yield from _walk(plan, [planned for planned in plan.sums if known[planned.name] == walk + 1])
+        yield from _walk(plan, [planned for planned in plan.sums if known[planned.name] == walk + 1], kept)
 
 
-def _walk(plan: KernelPlan, sums: Sequence[PlannedSum]) -> list[str]:
+def _walk(plan: KernelPlan, sums: Sequence[PlannedSum], kept: bool) -> list[str]:
     """One walk over the key axis for all of `sums`, skipped when no option asks for any of them."""
     if not sums:
         return []
@@ -63,7 +66,7 @@ def _walk(plan: KernelPlan, sums: Sequence[PlannedSum]) -> list[str]:
     head = ["keys = key_start + lanes", "inside = live[:, None] & (keys < K)[None, :]"]
     lines = [f"{planned.name} = tl.zeros((C,), tl.float32)" for planned in sums]
     lines += ["for key_start in range(0, KP, BK):", *_indented([*head, *loop])]
-    for guard in inner:
+    for guard in inner if kept else ():
         chosen = [planned for planned in sums if len(guards) == 1 or _guard(plan, planned) == guard]
         stores = _indented(_store(plan, planned) for planned in chosen)
         lines += _guarded(guard, ["if sums_ptr is not None:  # for the backward", *stores])

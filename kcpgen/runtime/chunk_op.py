@@ -44,8 +44,9 @@ class Kernels:
     """The generated launchers of one op, and what is known of the transition M of its state.
 
     form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
-    shape and dtype the output takes. transitions: None where M is no matrix. solves_in_scan: whether the scan can solve
-    for corrected values itself, in roles; `prepare` is told whether it will.
+    shape and dtype the output takes. transitions: None where M is no matrix. forgetting: None where nothing bounds what
+    is left of a state (`kcpgen.runtime.forgetting`). solves_in_scan: whether the scan can solve for corrected values
+    itself, in roles; `prepare` is told whether it will.
     """
 
     op: str
@@ -60,6 +61,7 @@ class Kernels:
     reverse_summary: Launcher
     gradients: Launcher
     transitions: Launcher | None
+    forgetting: Launcher | None
     solves_in_scan: bool = False
 
 
@@ -175,8 +177,24 @@ class _Op:
         if self._run.kernels.transitions is None:
             products_of_decays(self.prepared.decay_out, layout.sequences, layout.chunk, out)
         else:
-            self._run.kernels.transitions(self.prepared, layout, self._run.tiles.scan, out)
+            self._make_transitions(layout, out)
         return out
+
+    def _make_transitions(self, layout: ChunkLayout, out: Tensor) -> None:
+        assert self._run.kernels.transitions is not None
+        needed = self._needed(layout)
+        self._run.kernels.transitions(self.prepared, layout, self._run.tiles.scan, out, chunks_needed=needed)
+
+    def _needed(self, layout: ChunkLayout, from_the_start: bool = False) -> Tensor | None:
+        """How many chunks the summary of each of a layout's sequences has to run, by head: those at its end, or of its
+        gradient at its start. None: all."""
+        run = self._run
+        if run.kernels.forgetting is None:
+            return None
+        sizes = (layout.sequence_count, self.heads)
+        found = torch.empty(sizes, dtype=torch.int32, device=run.layout.sequences.device)
+        run.kernels.forgetting(*self._tensors, layout, found, **run.keywords, from_the_start=from_the_start)
+        return found
 
     def room_for_transitions(self, count: int) -> Tensor:
         sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}[self.kind]
@@ -282,6 +300,7 @@ class Forward(_Op):
             initial_state=initial,
             final_state=final,
             checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
+            chunks_needed=self._needed(layout) if o is None else None,
         )
 
     def make_transitions(self, cut: Pieces) -> None:
@@ -311,7 +330,7 @@ class Forward(_Op):
 
         within = layout.once(("segments", sequence, count), cut)
         parts = out.new_empty(within.sequence_count, self.heads, self.keys, self.keys)
-        run.kernels.transitions(self.prepared, within, run.tiles.scan, parts)
+        self._make_transitions(within, parts)
         out.copy_(compose(parts, product))
 
 
@@ -406,6 +425,7 @@ class Backward(_Op):
             do=self._do,
             initial_state_gradient=entering,
             final_state_gradient=leaving,
+            chunks_needed=self._needed(layout, from_the_start=True),
         )
 
     def finish(self) -> tuple[Tensor | None, ...]:

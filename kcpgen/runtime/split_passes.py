@@ -3,6 +3,9 @@
 As on the ranks of context parallelism, a segment is summarised by the scan itself, and M is worked out only strictly
 inside a sequence: where one begins, or backward ends, its own state is known, unless a rank awaits it (`foresee`). What
 differs is that all segments of all sequences are summarised, put together and run side by side, in one launch each.
+
+Where gates forget what enters a segment, its summary runs few of its chunks, without the caller's state if that is what
+enters, and M is zero (`kcpgen.runtime.forgetting`). What runs for its outputs runs whole.
 """
 
 from __future__ import annotations

@@ -111,10 +111,12 @@ def _unequal(base: Case) -> Iterator[Case]:
 
 
 def _cut(base: Case) -> Iterator[Case]:
-    """Sequences in segments, as long ones of few heads would be; states must outlive them, or none would be missed."""
+    """Sequences in segments, as long ones of few heads would be; states must outlive them, or none would be missed, but
+    in those of which a part is summarised."""
     base = replace(base, gates="slow")
     yield replace(base, label="in 4 segments", segments=4)
     yield replace(base, label="fp32 in 4 segments", segments=4, dtype="float32")
+    yield replace(base, label="in 4 segments that forget", segments=4, gates="random")
     packed = replace(base, batch=1, offsets=EMPTY_ENDS, tokens=EMPTY_ENDS[-1], key_width=100, value_width=60)
     yield replace(packed, label="packed, K=100 V=60, in 3 segments", segments=3)
 

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper_ops
+from kcpgen.runtime import forgetting, hopper_ops
 
 LONGEST = 20.0  # seconds that a thread waits before something must be wrong
 
 
-def launcher(path: Path, name: str = "transition_kernel") -> Any:
+def launcher(path: Path, kernel: str = "transition_kernel") -> Any:
     """In place of that kernel of a generated file: kernel[grid](...) runs its programs one after another."""
     names = globals_of_kernels()
-    define(path, (name, "copy", "multiply"), names)
+    define(path, (kernel, "copy", "multiply"), names)
 
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
@@ -35,7 +35,8 @@ def launcher(path: Path, name: str = "transition_kernel") -> Any:
                 operands = [seen(x) for x in tensors]
                 for program in range(grid[0]):
                     names["gl"].program_id = lambda axis, program=program: torch.tensor(program)
-                    names[name](*operands, **sizes)
+                    with torch.no_grad():
+                        names[kernel](*operands, **sizes)
 
             return launch
 
@@ -326,6 +327,7 @@ def globals_of_kernels() -> dict[str, Any]:
     )
     names = {
         "gl": gl,
+        "tl": gl,
         "tma": SimpleNamespace(
             async_copy_global_to_shared=copied,
             async_copy_shared_to_global=copied_out,
@@ -344,4 +346,5 @@ def globals_of_kernels() -> dict[str, Any]:
     }
     products = ("product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
     define(Path(hopper_ops.__file__), ("fetch_vectors", "clear_behind", *products), names)
+    define(Path(forgetting.__file__), ("forgotten",), names)
     return names

@@ -24,6 +24,7 @@ GENERATED = Path(__file__).resolve().parent.parent.parent / "generated"
 PACKAGES = sorted(path.parent for path in GENERATED.glob("*/summary.py"))
 TILES = ScanTiles(value_block=64, warps=4, stages=3)
 PACKED = (0, 0, 1, 64, 64, 129, 150, 330)
+ON_BORDERS = (0, 96, 96, 256, 350)  # no sequence ends within a chunk of another
 HEADS, GROUPS = 4, 2
 
 
@@ -126,6 +127,24 @@ def test_a_tile_that_is_not_cleared_is_noticed(tmp_path: Path, monkeypatch: pyte
     source = tmp_path / "summary_hopper.py"
     source.write_text(re.sub(r"clear_behind\(write_0_tile, .*", "pass", text), encoding="utf-8")
     assert not torch.equal(*before_nan(package, source, monkeypatch))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_m_is_zero_where_some_chunks_are_enough(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the head and sequence that it is known of; all others are what they are."""
+    layout = chunk_layout(1, ON_BORDERS[-1], ON_BORDERS, 32, torch.device("cpu"))
+    given = prepared(package, layout, 64, ON_BORDERS[-1], False)
+    module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
+    monkeypatch.setattr(module, "transition_kernel", launcher(package / "summary_hopper.py"))
+    found = torch.full((len(ON_BORDERS) - 1, HEADS, 64, 64), torch.nan)
+    needed = torch.tensor(layout.lengths, dtype=torch.int32)[:, None].repeat(1, HEADS)
+    needed[0, 1], needed[2, 3] = 1, 4
+    assert module.transitions_in_roles(given, layout, TILES, found, needed)
+    expected = exact(given, layout)
+    expected[0, 1] = expected[2, 3] = 0.0
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
+    assert not found[0, 1].any()
+    assert not found[2, 3].any()
 
 
 def test_two_erases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

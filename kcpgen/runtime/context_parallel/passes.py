@@ -48,7 +48,8 @@ class Forward(Op, Protocol):
     def summarise(self, sequence: int, external: Tensor, transition: Tensor | None) -> None:
         """S_next = M S + S_ext over one sequence: S_ext [1, HV, K, V], and M [HV, ...] if asked for.
 
-        S_ext is the final state that `run` would arrive at from none, in its very arithmetic.
+        S_ext is the final state that `run` would arrive at from none, in its very arithmetic, but for what its gates
+        make it forget.
         """
 
     def run(self, sequences: range, initial: Tensor | Awaited | None, final: Tensor | None) -> None:
