@@ -9,7 +9,6 @@ order of what several threads write and read in global memory.
 from __future__ import annotations
 
 import ast
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,16 @@ import torch
 from torch import Tensor
 
 from kcpgen.runtime import hopper_ops, hopper_solve, ops
-from tests.kernels.gluon_emulated import Barrier, Described, Pointer, define, globals_of_kernels, loaded, stored
+from tests.kernels.gluon_emulated import (
+    Barrier,
+    Described,
+    Pointer,
+    chosen,
+    define,
+    globals_of_kernels,
+    loaded,
+    stored,
+)
 
 BLOCKS_OF_VECTORS = 5  # axes of several tiles [1, 1, tokens, keys]
 REGISTERS = 1 << 16  # of a multiprocessor, which is to hold two programs
@@ -98,6 +106,8 @@ class Memory:
     products: int = 0  # that are begun and read it
     read: bool = False  # since all threads met
     written: bool = False  # by threads, and not fenced: the tensor cores and copies need not see it
+    unmet: bool = False  # whether other threads than one may still write, or fence, what they wrote
+    ordered: bool = False  # whether threads meet before they write what they have read: then Triton sees to it
     kept: bool = False  # whether a compiler may not give its place to what is allocated later
 
     def check_read(self) -> None:
@@ -107,7 +117,7 @@ class Memory:
         assert not self.arriving, "a tile is written while it is copied"
         assert not self.leaving, "a tile is written while it is copied out"
         assert not self.products, "a tile is written while a product reads it"
-        assert not self.read, "a tile is written that some thread may still read"
+        assert self.ordered or not self.read, "a tile is written that some thread may still read"
 
 
 @dataclass
@@ -159,7 +169,7 @@ class Tile:
         self.memory.check_write()
         assert (value.shape, value.dtype) == (self.shape, self.dtype)
         self.held.copy_(value)
-        self.memory.written = True
+        self.memory.written = self.memory.unmet = True
 
 
 @dataclass
@@ -168,10 +178,15 @@ class Arrivals(Barrier):
 
     coming: list[tuple[Tile, Tensor]] = field(default_factory=list)
 
+    def can_complete(self, parity: int) -> bool:
+        """Whether that phase is over, or will be once copies on their way are here."""
+        coming = sum(found.numel() * found.element_size() for _, found in self.coming)
+        return self.phase & 1 != parity or (self.arrived and coming >= self.missing)
+
     def wait(self, parity: int) -> None:
         if self.phase & 1 == parity:
             for tile, found in self.coming:
-                tile.held.copy_(found)
+                tile.held.copy_(found.view(tile.shape))
                 tile.memory.arriving = False
                 self.receive(found.numel() * found.element_size())
             self.coming.clear()
@@ -186,6 +201,11 @@ class Product:
     reads: list[Memory]
     done: bool = False
 
+    def read_too_early(self, *others: Any) -> None:
+        raise AssertionError("a product is read before it is there")
+
+    to = __add__ = __mul__ = __rmul__ = __radd__ = read_too_early
+
 
 class Program:
     def __init__(self) -> None:
@@ -198,16 +218,17 @@ class Program:
     def into(self, names: dict[str, Any], number: int) -> None:
         """What kernels call, for this program."""
         common = {
+            "cdiv": names["gl"].cdiv,
             "program_id": lambda axis: torch.tensor(number),
             "load": loaded,
             "store": stored,
-            "where": torch.where,
+            "where": chosen,
             "exp2": torch.exp2,
             "sqrt": torch.sqrt,
             "rsqrt": torch.rsqrt,
             "abs": torch.abs,
             "minimum": lambda x, y: torch.fmin(x, torch.as_tensor(y)),  # NaN is no number to compare with, on a GPU
-            "maximum": lambda x, y: torch.fmax(x, torch.as_tensor(y)),
+            "maximum": lambda x, y: torch.fmax(torch.as_tensor(x), torch.as_tensor(y)),
             "min": torch.min,
             "sum": torch.sum,
             "cumsum": summed,
@@ -262,13 +283,14 @@ class Program:
         return tile
 
     def make_barriers(self, count: int) -> SimpleNamespace:
-        made = [Arrivals(threading.Condition()) for _ in range(count)]
+        made = [Arrivals() for _ in range(count)]
         self.barriers += made
         return SimpleNamespace(index=made.__getitem__)
 
     def meet(self) -> None:
         for memory in self.memories:
             memory.read = False
+            memory.unmet = memory.written
 
     def fence(self) -> None:
         for memory in self.memories:
@@ -278,7 +300,8 @@ class Program:
         tile.memory.check_write()
         assert not tile.memory.written, "a tile is copied over what was not fenced"
         found = source.tile(corner)
-        assert (found.shape, found.dtype) == (tile.shape, tile.dtype)
+        assert found.dtype is tile.dtype
+        assert [n for n in found.shape if n > 1] == [n for n in tile.shape if n > 1]
         tile.held.fill_(torch.nan)
         tile.memory.arriving = True
         barrier.coming.append((tile, found))
@@ -292,12 +315,14 @@ class Program:
         self.leaving.append((target, corner, tile))
 
     def wait_for_copies(self, later: int) -> None:
-        """Only now is a tile read."""
-        assert later == 0
-        for target, corner, tile in self.leaving:
+        """Only now is a tile read. Copies are done in the order in which they were begun."""
+        count = max(0, len(self.leaving) - later)
+        for target, corner, tile in self.leaving[:count]:
             target.fill(corner, tile.held)
             tile.memory.leaving = False
-        self.leaving.clear()
+        self.leaving = self.leaving[count:]
+        for _, _, tile in self.leaving:
+            tile.memory.leaving = True
 
     def multiply(
         self, left: Tensor | Tile, right: Tile, into: Tensor | Product, use_acc: bool = True, is_async: bool = False
@@ -318,7 +343,7 @@ class Program:
 
     def wait(self, later: int, deps: Sequence[Product]) -> Any:
         """Products are done in the order in which they were begun."""
-        count = len(self.under_way) - later
+        count = max(0, len(self.under_way) - later)
         for product in self.under_way[:count]:
             product.done = True
             for memory in product.reads:
@@ -331,7 +356,7 @@ class Program:
 
 
 def converted(x: Tensor, layout: None) -> Tensor:
-    assert isinstance(x, Tensor)
+    assert isinstance(x, Tensor), "a product is read before it is there"
     return x
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import two_erases
-from gluon_emulated import Barrier, barriers, launcher
+from gluon_emulated import Barrier
+from gluon_in_roles import launcher
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -72,15 +73,23 @@ def exact(given: Any, layout: ChunkLayout) -> Tensor:
     return torch.stack(found)
 
 
-def check(package: Path, keys: int, ends: tuple[int, ...], in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(
+    package: Path,
+    keys: int,
+    ends: tuple[int, ...],
+    in_place: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Path | None = None,
+) -> None:
+    """source: of a kernel in place of its own."""
     layout = chunk_layout(1, ends[-1], ends, 32, torch.device("cpu"))
     given = prepared(package, layout, keys, ends[-1], in_place)
     module = import_module(f"{load_op(package).chunk.__module__.rpartition('.')[0]}.summary_hopper")
-    monkeypatch.setattr(module, "transition_kernel", launcher(package / "summary_hopper.py"))
+    monkeypatch.setattr(module, "transition_kernel", launcher(source or package / "summary_hopper.py"))
     found = torch.full((len(ends) - 1, HEADS, keys, keys), torch.nan)
     assert module.transitions_in_roles(given, layout, TILES, found)
     expected = exact(given, layout)
-    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6, "another M"
 
 
 @pytest.mark.parametrize("keys", [64, 72, 128])
@@ -151,14 +160,38 @@ def test_two_erases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check(two_erases.built(tmp_path), 128, PACKED, False, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("        X_0_T = warpgroup_mma_wait(0, deps=(X_0_T,))\n", "", "product is read before"),
+        ("X_0_T = warpgroup_mma_wait(0", "X_0_T = warpgroup_mma_wait(1", "product is read before"),
+        ("added_T = warpgroup_mma_wait(0", "added_T = warpgroup_mma_wait(1", "product is read before"),
+        (
+            "        added_T = warpgroup_mma_wait(",
+            "        mbarrier.arrive(empty.index(stage), count=1)\n        added_T = warpgroup_mma_wait(",
+            "written while a product reads it",
+        ),
+        ("mbarrier.arrive(empty.index(stage), count=1)", "pass", "nothing completes a barrier"),
+        ("X_0_T = X_0_T * to_end", "pass", "another M"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    right: str, wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (GENERATED / "gdn" / "summary_hopper.py").read_text(encoding="utf-8")
+    assert right in text, "what this fault changes is gone; choose something else"
+    source = tmp_path / "summary_hopper.py"
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(AssertionError, match=said):
+        check(GENERATED / "gdn", 64, PACKED, False, monkeypatch, source)
+
+
 def test_an_emulated_barrier_completes_once_all_is_there() -> None:
-    barrier: Barrier = barriers(1).index(0)
-    barrier.wait(1)  # the phase before the first one is over
+    barrier = Barrier()
     barrier.expect(8)
     barrier.receive(4)
     assert barrier.phase == 0
     barrier.receive(4)
     assert barrier.phase == 1
-    barrier.wait(0)
     barrier.arrive()
-    barrier.wait(1)
+    assert barrier.phase == 2

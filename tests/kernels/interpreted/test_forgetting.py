@@ -26,7 +26,7 @@ from kcpgen.verify.cases import Case, option_keywords
 from kcpgen.verify.compare import evaluate, relative_rms
 from kcpgen.verify.inputs import Inputs, in_float64, make_inputs
 from kcpgen.verify.op import Op, load_op
-from tests.kernels.gluon_emulated import launcher
+from tests.kernels.gluon_in_roles import launcher
 
 GENERATED = Path(__file__).resolve().parent.parent.parent.parent / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/forgetting.py"))
@@ -287,7 +287,7 @@ def test_summaries_in_roles_run_the_chunks_that_are_needed(name: str) -> None:
 
     for backward, part in ((False, "scan"), (True, "reverse")):
         module, path = modules[f"{part}_hopper"], GENERATED / name / f"{part}_hopper.py"
-        with mock.patch.object(module, f"{part}_kernel", launcher(path, f"{part}_kernel")):
+        with mock.patch.object(module, f"{part}_kernel", launcher(path)):
             found = [summary(True, backward, n) for n in (None, needed)]
         expected = [summary(False, backward, n) for n in (None, needed)]
         for one, other in zip(found, expected, strict=True):

@@ -28,7 +28,7 @@ from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
 from tests.kernels import gluon_by_chunks
-from tests.kernels.gluon_emulated import launcher
+from tests.kernels.gluon_in_roles import launcher
 
 GENERATED = ROOT / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/scan_hopper.py"))
@@ -83,7 +83,7 @@ def in_roles(name: str, sources: Mapping[str, Path] | None = None) -> Iterator[l
             patch.setattr(import_module(f"{package}.prepare_hopper"), "prepare_kernel", prepare)
         for stem in SERIAL:
             file = (sources or {}).get(stem, GENERATED / name / f"{stem}_hopper.py")
-            emulated = launcher(file, f"{stem}_kernel")
+            emulated = launcher(file)
 
             class Launched:
                 def __getitem__(self, grid: tuple[int], stem: str = stem, emulated: Any = emulated) -> Any:

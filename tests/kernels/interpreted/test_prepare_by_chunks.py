@@ -233,12 +233,12 @@ FAULTS = [
     ("gdn in groups", "tl.exp2(G_across)[None, :]", "tl.exp2(-G_across)[None, :]", "W_0"),
     ("gdn in groups", "rounded(-T_0_0", "rounded(T_0_0", "W_0"),
     ("gdn in groups", "up_to = rows[:, None] >= token_columns", "up_to = rows[:, None] > token_columns", "A_0"),
-    ("gdn in groups", "if count < C:", "if count < 0:", "read"),
+    ("gdn in groups", "if count < C:", "if count < 0:", "A_0"),
     ("gdn in groups", "[at * C, block * BK], erase_block)", "[at * C, 0], erase_block)", "W_0"),
     (
         "gdn in groups",
-        "        gl.thread_barrier()\n        erase_block.store",
-        "        erase_block.store",
+        "            gl.thread_barrier()\n            erase_block.store",
+        "            erase_block.store",
         "may still read",
     ),
     (
