@@ -5,9 +5,9 @@
 
 With W = T a_in and B = T strength, which `prepare` would hand on, only one product would wait for another. But W is as
 large as the keys: where a chunk erases along the vectors that it writes, the scan has those anyway, decays of tokens
-scale rows of a product, and of each chunk 24 KB fewer are written and read again (of 160, at K = V = 128). R is also
-small where a state knows its values, and U loses less by rounding it than by rounding T times the parts it is the
-difference of. The backward and M keep W.
+scale rows of a product, and of each chunk 16 KB fewer are read, and as many fewer written where nobody else wants W (32
+of 160, at K = V = 128 and 64 tokens): W and B are 24, T is 8. R is also small where a state knows its values, and U
+loses less by rounding it than by rounding T times the parts it is the difference of. The backward and M keep W.
 """
 
 from __future__ import annotations
