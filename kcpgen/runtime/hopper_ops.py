@@ -90,8 +90,8 @@ def laid_by_rows(value, tile, target):
 def store_rows(value, tile, target, stride, height, width):
     """Rows of `value` to memory, out of the tile in which `laid_by_rows` put them.
 
-    A product's layout gives a warp 16 bytes of each of eight rows; out of the tile it writes whole lines. fp32 results
-    fill the 32 bytes of a sector where they are, and take no such way.
+    A product's layout gives a warp 16 bytes of each of eight rows of 16-bit numbers; out of the tile it writes whole
+    lines. Results of another type than the tile's, which are fp32, fill the 32 bytes of a sector where they are.
     """
     WIDTH: gl.constexpr = value.shape[1]
     if target.dtype.element_ty == tile.dtype:
