@@ -134,8 +134,8 @@ def test_causality_is_bitwise(name: str, prefix: int) -> None:
     """Holds for any later tokens whose intermediates stay finite: masks multiply by zero, and 0 * inf is NaN.
 
     Tokens after the prefix in its own chunk go through the same matrix products; one that holds inf or NaN, or whose
-    products overflow, may spoil earlier tokens of that chunk, never of a chunk before. The prefix alone agrees to rounding:
-    in how many chunks a product is batched decides on some CPUs how its sums are ordered.
+    products overflow, may spoil earlier tokens of that chunk, never of a chunk before. The prefix alone agrees to
+    rounding: in how many chunks a product is batched decides on some CPUs how its sums are ordered.
     """
     built = build(name)
     tensors = draw(built, Sizes(T=90, K=8, V=8), dtype=torch.float32)
