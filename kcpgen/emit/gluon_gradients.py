@@ -35,6 +35,7 @@ from kcpgen.emit.gluon_value_axis import (
     passing_tiles,
     places,
     value_axis,
+    ways_out,
 )
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
@@ -108,7 +109,8 @@ def emit_gradients_hopper(
     vectors_barrier = len(arrivals) + 1
     vector_copies = [copy_input(i, vectors_barrier) for i in inputs]
     late = in_place_of_states(plan) if both else 0
-    last = [n for n, tile in enumerate(_lying_there(plan)) if tile in " ".join(value_lines.get("stores", []))]
+    leaving = {way.partition(".")[0] for way in ways_out(plan).values()} if both else set()
+    last = [n for n, tile in enumerate(_lying_there(plan)) if tile in leaving]
     equations = [*(OF_VALUES if both else ()), *OF_KEYS]
     return render(
         "gradients_hopper.py.jinja",

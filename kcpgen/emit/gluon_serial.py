@@ -390,7 +390,8 @@ def _lowered(found: Sum, rests: Sequence[str] = ()) -> str:
 
 def _scan_tiles(plan: KernelPlan) -> list[Tile]:
     raw, solving = triton_values.scan_only(plan), solve_in_scan.fields(plan)
-    scores, rows = [name for name in solving if "inverse" in name], [name for name in solving if "inverse" not in name]
+    scores = [name for name, (shape, _) in solving.items() if shape == "C, C"]
+    rows = [name for name in solving if name not in scores]
     return [
         _key_tile(plan, "q_in", output=True),
         *(_key_tile(plan, f"w_out_{j}") for j in plan.terms),

@@ -128,6 +128,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         solves_in_scan=int(solves_in_scan(plan)),
         summary_import=["from .summary import transitions"] if dense else [],
         forgetting="forgetting" if forgets(plan) else "None",
+        forgetting_import=["from .forgetting import forgetting"] if forgets(plan) else [],
     )
 
 
