@@ -489,6 +489,8 @@ class _Chunked(torch.autograd.Function):
         else:
             kept = passes.forward(op, run.cp, initial, final)
             op.prepare_all()  # where there is no sequence to run
+        if not run.differentiable:
+            return op.o, final
         ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
         ctx.set_materialize_grads(False)
         ctx.run = run

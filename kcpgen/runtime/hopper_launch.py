@@ -10,7 +10,22 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kcpgen.runtime.launch import by_head, nowhere, with_base
 
-NUMBERS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+
+class _Layout(gl.NVMMASharedLayout):
+    """Triton asks every descriptor of every launch for its layout's name, and putting that together takes Python nearly
+    as long as all else about a descriptor."""
+
+    def __repr__(self) -> str:
+        return self.__dict__["name"]  # type: ignore[no-any-return]
+
+
+def _named(**of: int) -> gl.NVMMASharedLayout:
+    layout = _Layout(**of)
+    layout.__dict__["name"] = repr(gl.NVMMASharedLayout(**of))
+    return layout
+
+
+NUMBERS = _named(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -52,4 +67,4 @@ def _rows(dtype: torch.dtype, height: int, count: int) -> TensorDescriptor:
 @cache
 def _layout(columns: int, rank: int, size: int = 2) -> gl.NVMMASharedLayout:
     """Of tiles whose elements have `size` bytes: what the tensor cores read without bank conflicts."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=min(128, size * columns), element_bitwidth=8 * size, rank=rank)
+    return _named(swizzle_byte_width=min(128, size * columns), element_bitwidth=8 * size, rank=rank)
