@@ -85,7 +85,8 @@ class Counting:
     def forward(self) -> tuple[KernelWork, ...]:
         corrected = tuple(triton_values.equations(self.plan).values())
         rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
-        reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests, *self._solving]}
+        solving = solve_in_scan.read_by_scan(self.plan) if self._solving else []
+        reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests, *solving]}
         scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), reads, self._output("o"))
         scan = replace(scan, reads=self._without_W(scan.reads))
         scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing)})
@@ -95,11 +96,15 @@ class Counting:
     @property
     def backward(self) -> tuple[KernelWork, ...]:
         reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
-        reverse = self._serial("reverse", self.plan.form.reverse_scan, self._output("do"), reversed_)
-        reverse = self._in_roles(replace(reverse, reverse=True), leaving=reverse.writes)
+        equations = (*self.plan.form.reverse_scan, *(self._gradients("dR") if self._solving else []))
+        reads = {**self._output("do"), **{name: self.scratch[name] for name in self._solving}}
+        reverse = self._serial("reverse", equations, reads, reversed_)
+        reverse = replace(reverse, reads=self._without_W(reverse.reads), reverse=True)
+        reverse = self._in_roles(reverse, leaving=reverse.writes)
+        summary = self._summary(equations, reads, self._added[1])
         kernels = (
             self._states(),
-            *self._summary(self.plan.form.reverse_scan, self._output("do"), self._added[1]),
+            *(replace(work, reads=self._without_W(work.reads)) for work in summary),
             reverse,
             *((self._both_axes(),) if self._on_both_axes else (self._score_gradients(), self._walk_over_states())),
             *((self._near_gradients(),) if self.plan.decay_axis else ()),
@@ -108,10 +113,16 @@ class Counting:
 
     @cached_property
     def scratch(self) -> dict[str, float]:
-        """What `prepare` leaves behind; vectors read in place are none of it."""
+        """What `prepare` leaves behind in training; vectors read in place are none of it, nor is W where scans solve
+        and nobody wants M."""
+        made = {n: self._scratch_bytes(shape) for n, (shape, _) in scratch(self.plan).items()}
         later = [*self._vectors_in_place, *(f"U_{e}" for e in self.plan.erasing)]
-        later += triton_values.blocks(self.plan) if self._solving else solve_in_scan.fields(self.plan)
-        return {n: self._scratch_bytes(shape) for n, (shape, _) in scratch(self.plan).items() if n not in later}
+        if self._solving:
+            later += [n for n in made if "not solved_in_scan" in solve_in_scan.condition(self.plan, n)]
+        else:
+            later += solve_in_scan.fields(self.plan)
+        made = {n: size for n, size in made.items() if n not in later}
+        return made if self.segments > 1 else self._without_W(made)
 
     @property
     def saved(self) -> dict[str, float]:
@@ -141,21 +152,21 @@ class Counting:
         return 2 * self.sizes.K * self.sizes.V * (1 + len(self.plan.terms) + len(self.plan.erasing))
 
     def _prepare(self) -> KernelWork:
-        solved = [e for e in self.plan.form.solved if e.target.name == "W"]
+        kept = {name.split("_")[0] for name in self.scratch}
+        solved = [e for e in self.plan.form.solved if e.target.name == "W" and "W" in kept]
         scores = 2 * self.C * self.KP * self._passes * sum(1 for _ in rows_of_scores(self.plan))
         passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
         by_tokens = self._copied(gluon_prepare.in_flight(self.plan), chunk=64)
         kind = _kind(by_tokens or self._copied(gluon_prepare_channels.in_flight(self.plan), chunk=32))
-        writes = self.scratch if self.segments > 1 else self._without_W(self.scratch)
-        return self._parallel("prepare", reads, writes, scores + self._solve + self._flops(solved), kind)
+        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved), kind)
 
     @cached_property
     def _solving(self) -> list[str]:
-        """What the scan reads beside where it solves for corrected values itself; W is for M and the backward then."""
+        """What the scans read beside where they solve for corrected values themselves; W is for M then."""
         return [*solve_in_scan.fields(self.plan)] if self._copied(gluon_prepare.in_flight(self.plan), chunk=64) else []
 
-    def _without_W(self, moved: Mapping[str, float]) -> Mapping[str, float]:
+    def _without_W(self, moved: Mapping[str, float]) -> dict[str, float]:
         return {n: size for n, size in moved.items() if not (self._solving and n.startswith("W_"))}
 
     def _states(self) -> KernelWork:
@@ -166,7 +177,7 @@ class Counting:
         return replace(work, programs=self.sizes.B * self._serial_programs * runs, steps=min(CHECKPOINT, self._chunks))
 
     def _score_gradients(self) -> KernelWork:
-        equations = [e for e in self.plan.form.gradients if e.target.name in ("dR", "dA", "dL", "dV")]
+        equations = self._gradients("dA", "dL", "dV", *([] if self._solving else ["dR"]))
         made = {i.name for i in self.plan.inputs_on("V")}
         inputs = {
             i.name: self.inputs[i.name]
@@ -175,7 +186,7 @@ class Counting:
         }
         reads = {**inputs, **self._output("do"), **self._corrected, **self._corrected_gradients}
         solve = {name: size for name, size in self._scratch_of(equations).items() if name not in reads}
-        writes = {**self._solved_gradients, **self._score_bytes}
+        writes = {**({} if self._solving else self._solved_gradients), **self._score_bytes}
         writes |= {f"d{name}": self._gradient_bytes[f"d{name}"] for name in made}
         sums = self._sums if "sums" in score_operands(self.plan) else {}
         products = self._flops(equations)
@@ -184,7 +195,7 @@ class Counting:
     def _both_axes(self) -> KernelWork:
         """In one kernel, between whose parts nothing passes through memory."""
         values, keys = self._score_gradients(), self._walk_over_states()
-        passed = {*self._solved_gradients, *self._score_bytes}
+        passed = {*([] if self._solving else self._solved_gradients), *self._score_bytes}
         return replace(
             keys,
             reads={name: size for name, size in {**values.reads, **keys.reads}.items() if name not in passed},
@@ -211,7 +222,7 @@ class Counting:
 
     def _walk_over_states(self) -> KernelWork:
         """What reads the states: all of the key axis, or where every channel decays, what comes from afar."""
-        equations = [e for e in self.plan.form.gradients if e.target.name in ("da_in", "dq_in", "dw_out", "ddecay_out")]
+        equations = self._gradients("da_in", "dq_in", "dw_out", "ddecay_out")
         states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
         reads |= self._solved_gradients
@@ -233,6 +244,9 @@ class Counting:
 
     @property
     def _corrected_gradients(self) -> dict[str, float]:
+        """What the reverse scan leaves."""
+        if self._solving:
+            return self._solved_gradients
         rests = {f"dU_{e}_rest": float(self.VP * LOW) for e in self.plan.erasing}
         return {**self._values("dU", self.plan.terms), **rests}
 
@@ -381,6 +395,9 @@ class Counting:
 
     def _equations(self, *targets: str) -> list[Equation]:
         return [e for e in self.plan.form.solved if e.target.name in targets]
+
+    def _gradients(self, *targets: str) -> list[Equation]:
+        return [e for e in self.plan.form.gradients if e.target.name in targets]
 
     def _scratch_of(self, equations: Iterable[Equation]) -> dict[str, float]:
         factors = [factor for e in equations for monomial in e.terms for factor in monomial.factors]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kcpgen.derivation.chunk_form import Equation, Factor
+from kcpgen.emit import solve_in_scan
 from kcpgen.emit.render import Value
 from kcpgen.emit.triton_blocks import variable
 from kcpgen.emit.triton_key_axis import EQUATIONS
@@ -82,9 +83,9 @@ def value_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
     return _tile(name, tensor_of(plan, name), barrier, "at", "C", "VP", "0")
 
 
-def inverse_tile(plan: KernelPlan, name: str, barrier: int) -> dict[str, Value]:
-    """A block of T, fp32."""
-    return _tile(name, tensor_of(plan, name), barrier, "at", "C", "C", "0")
+def where_solved(plan: KernelPlan, name: str) -> str:
+    """What dR is called: it lies in the place of dU, unless the reverse scan has left it."""
+    return name if name in solve_in_scan.handed_back(plan).values() else name.replace("dR_", "dU_")
 
 
 def score_tile(name: str, barrier: int, held: str = "tile") -> dict[str, Value]:
@@ -151,11 +152,11 @@ def products_with(plan: KernelPlan, state: str, *, turned: bool) -> list[tuple[s
 
 
 def _values(plan: KernelPlan, factor: Factor) -> Iterator[str]:
-    """What a state is multiplied with, [tokens, values]; dR lies in the place of dU, in two parts where it has them."""
+    """What a state is multiplied with, [tokens, values]; of a solve in two parts where it has them."""
     if factor.name == "dO":
         yield "dO_tile.reshape([C, VP])"
         return
-    name = variable(factor).replace("dR_", "dU_")
+    name = where_solved(plan, variable(factor))
     yield f"{name}_tile"
     if factor.name == "dR" and plan.erases_apart:
         yield f"{name}_rest_tile"

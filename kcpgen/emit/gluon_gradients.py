@@ -7,9 +7,10 @@ but for loads of vectors and products.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+from kcpgen.emit import solve_in_scan
 from kcpgen.emit.gluon_chunks import (
     adds_only,
     awaited,
@@ -26,6 +27,7 @@ from kcpgen.emit.gluon_chunks import (
     shared_bytes,
     state_tile,
     value_tile,
+    where_solved,
 )
 from kcpgen.emit.gluon_value_axis import (
     in_place_of_states,
@@ -52,7 +54,7 @@ from kcpgen.emit.triton_operands import (
 )
 from kcpgen.emit.triton_prologue import apply_rewrites, in_rows, load_params, local, used_arguments
 from kcpgen.emit.triton_score_gradients import EQUATIONS as OF_VALUES
-from kcpgen.emit.triton_score_gradients import score_results
+from kcpgen.emit.triton_score_gradients import inverse, score_results
 from kcpgen.plan import KernelPlan
 
 
@@ -79,9 +81,8 @@ def emit_gradients_hopper(
     sums = [*products_with(plan, "S", turned=False), *products_with(plan, "dS_next", turned=False)]
     states = [state_tile("S", "states.entering", 1), state_tile("dS_next", "states.leaving", 1)]
     passing = passing_tiles(plan, 0) if both else []
-    solved = [value_tile(plan, f"dU_{e}", 0) for e in plan.erasing]
-    rest = 2 if both and solved else 0  # arrives while what was solved for is worked out
-    values = [output_gradient(rest), *(value_tile(plan, f"U_{j}", rest) for j in plan.terms)]
+    solved = [value_tile(plan, where_solved(plan, f"dR_{e}"), 0) for e in plan.erasing]
+    values = [output_gradient(0), *(value_tile(plan, f"U_{j}", 0) for j in plan.terms)]
     scores = [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
     borders, ends = _summed_once(body["borders"])
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
@@ -103,11 +104,8 @@ def emit_gradients_hopper(
     sources, value_inputs = [f"{i.name}_source" for i in inputs], inputs_read(plan) if both else []
     value_sources = [f"{i.name}_source" for i in value_inputs]
     state_copies = [str(tile["fetch"]) for tile in states]
-    first, others = [*passing, *solved, *scores], [copy_value_input(i, rest) for i in value_inputs]
-    arrivals = [_arrival(0, first)] if rest else []
-    arrivals.append(_arrival(rest, values if rest else [*first, *values], value_sources, others))
-    vectors_barrier = len(arrivals) + 1
-    vector_copies = [copy_input(i, vectors_barrier) for i in inputs]
+    whole = [*passing, *solved, *scores, *values]
+    vector_copies = [copy_input(i, 2) for i in inputs]
     late = in_place_of_states(plan) if both else 0
     leaving = {way.partition(".")[0] for way in ways_out(plan).values()} if both else set()
     last = [n for n, tile in enumerate(_lying_there(plan)) if tile in leaving]
@@ -131,14 +129,15 @@ def emit_gradients_hopper(
         operand_tiles=[[name, ("S", "dS_next")[n % 2], str(n // 2)] for n, name in enumerate(vectors)],
         state_bytes=nbytes(states),
         vector_bytes=nbytes([], sources),
-        vectors_barrier=str(vectors_barrier),
         first_copies=state_copies[late:],
         late_copies=[line for n, line in enumerate(state_copies[:late]) if n not in last],
         last_copies=[state_copies[n] for n in last],
         state_copies=state_copies,
         vector_copies=vector_copies,
-        arrivals=arrivals,
+        chunk_bytes=nbytes(whole, value_sources),
+        chunk_copies=[*(str(tile["fetch"]) for tile in whole), *(copy_value_input(i, 0) for i in value_inputs)],
         both=int(both),
+        solved_before=inverse(plan)[0] if solve_in_scan.handed_back(plan) else "",
         values=value_lines,
         states=[line for name, pairs in sums for line in products(name, pairs)],
         awaited=awaited([name for name, _ in sums]),
@@ -146,7 +145,6 @@ def emit_gradients_hopper(
             "barriers",
             "by_rows",
             "fresh_product",
-            *(["in_halves"] if both and plan.erasing else []),
             "laid_by_rows",
             "product",
             *(["running_sum"] if plan.decay_axis is not None else []),
@@ -173,14 +171,6 @@ def emit_gradients_hopper(
 def _lying_there(plan: KernelPlan) -> list[str]:
     """The tiles that lie where states come later, in the order of these."""
     return [f"{name}_tile" for name in [*only_here(plan), *(i.name for i in inputs_read(plan))]]
-
-
-def _arrival(
-    barrier: int, tiles: Sequence[dict[str, Value]], sources: Sequence[str] = (), copies: Sequence[str] = ()
-) -> dict[str, Value]:
-    """What a barrier stands for: tiles, and inputs by their descriptors with copies of their own."""
-    fetched = [str(tile["fetch"]) for tile in tiles]
-    return {"barrier": str(barrier), "bytes": nbytes(tiles, sources), "copies": [*fetched, *copies]}
 
 
 def _summed_once(lines: Iterable[str]) -> tuple[list[str], list[str]]:

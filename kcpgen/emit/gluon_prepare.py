@@ -24,7 +24,7 @@ from kcpgen.emit.triton_prologue import (
     used_arguments,
     where_summed,
 )
-from kcpgen.emit.triton_scratch import optional, passed, scratch
+from kcpgen.emit.triton_scratch import passed, scratch
 from kcpgen.plan import KernelPlan, Row
 
 TILES = ("read", "write", "A", "B", "inverse", "W")  # scratch that is filled by tiles
@@ -199,6 +199,6 @@ def given(plan: KernelPlan, name: str) -> str:
 
 def _descriptor(plan: KernelPlan, name: str) -> str:
     made = f"tile_descriptor(prepared.{name}, C, {'C' if scratch(plan)[name][0] == 'C, C' else 'BK'})"
-    if "solved_in_scan" in optional(plan, name) or optional(plan, name) == "keeps_W":
+    if solve_in_scan.condition(plan, name):
         return f"None if prepared.{name} is None else {made}"
     return given(plan, name).replace(f"prepared.{name}", made)

@@ -258,7 +258,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     if solving:
         common["vectors"] = [
             *_vectors(plan, ["q_in", "w_out_0"]),
-            f"a_in_0 = erase_from_start {field_of(plan, 'w_out_0')}",
+            _erase_vectors(plan),
         ]
     return render("scan_hopper.py.jinja", equations=equations, **context, **common)
 
@@ -322,18 +322,63 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
             for line in (found.awaited(str(later + len(begun.opening))), _lowered(found, rests))
         ],
         "advance": [f"dS_next_T = product({left}, {right}, dS_next_T)" for left, right in ended.products],
-        "helpers": [
-            *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
-            *(["in_bf16"] if len(plan.erasing) < len(plan.terms) else []),
-            *("product", "rounded"),
-        ],
-        "gradients": [f"dU_{j}" for j in plan.terms],
-        "solved": [f"dU_{e}" for e in plan.erasing],
+        "solves": "",
     }
-    leaving = len(plan.terms) + len(plan.erasing)
+    handed_back = solve_in_scan.handed_back(plan)
+    gradients = [handed_back.get(f"dU_{j}", f"dU_{j}") for j in plan.terms]
+    solved = [f"dU_{e}" for e in plan.erasing if not handed_back]
+    written = [math(e) for e in equations]
+    if handed_back:
+        context |= _solving_backwards(plan, len(begun.opening))
+        written = solve_in_scan.reverse_equations(plan)
+    leaving = len(gradients) + len(solved)
     common = _common(plan, _reverse_tiles(plan), leaving)
     common["leaving_bytes"] = f"2 * block * ({f'{leaving} * C' if leaving > 1 else 'C'} + KP)"
-    return render("reverse_hopper.py.jinja", equations=[math(e) for e in equations], **context, **common)
+    if handed_back:
+        common["vectors"] = [*_vectors(plan, ["q_in", "w_out_0"]), _erase_vectors(plan)]
+    return render(
+        "reverse_hopper.py.jinja",
+        equations=written,
+        gradients=gradients,
+        solved=solved,
+        helpers=[
+            *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
+            *(["in_bf16"] if handed_back or len(plan.erasing) < len(plan.terms) else []),
+            *("product", "rounded"),
+        ],
+        **context,
+        **common,
+    )
+
+
+def _solving_backwards(plan: KernelPlan, begun: int) -> dict[str, Value]:
+    """Lines by which the reverse scan solves. begun: products that are under way when dU is waited for.
+
+    dU and T in two parts each, but for the product of what rounding left: dR may be a difference of many. dR is scaled
+    before it is rounded for the state. The least parts come first: tensor cores cut off what a sum cannot hold.
+    """
+    (term,) = plan.terms
+    U, R, inverse = f"dU_{term}_T", f"dR_{term}_T", f"inverse_{term}"
+    written = f"{field_of(plan, f'w_out_{term}')}_tile"
+    scaled = f"({R} * erase_from_start_tile.load(of_tokens)).to(low)"
+    return {
+        "solves": inverse,
+        "corrected_lines": [
+            f"{U} = warpgroup_mma_wait({begun}, deps=({U},))",
+            f"{U}_low, {U}_rest = rounded({U})",
+            f"{U}_low = gl.convert_layout({U}_low, left)",
+            f"{R} = product({U}_low, {inverse}_rest_tile, {U})",
+            f"{R} = product(gl.convert_layout({U}_rest.to(low), left), {inverse}_tile, {R})",
+            f"{R} = product({U}_low, {inverse}_tile, {R})",
+            f"{R} = warpgroup_mma_wait(0, deps=({R},))",
+            f"{R}_low = in_bf16({R})",
+        ],
+        "advance": [f"dS_next_T = product(gl.convert_layout({scaled}, left_of_keys), {written}, dS_next_T)"],
+    }
+
+
+def _erase_vectors(plan: KernelPlan) -> str:
+    return f"a_in_0 = erase_from_start {field_of(plan, 'w_out_0')}"
 
 
 def emit_summary_hopper(plan: KernelPlan) -> str:
@@ -389,9 +434,8 @@ def _lowered(found: Sum, rests: Sequence[str] = ()) -> str:
 
 
 def _scan_tiles(plan: KernelPlan) -> list[Tile]:
-    raw, solving = triton_values.scan_only(plan), solve_in_scan.fields(plan)
-    scores = [name for name, (shape, _) in solving.items() if shape == "C, C"]
-    rows = [name for name in solving if name not in scores]
+    raw, solving = triton_values.scan_only(plan), solve_in_scan.read_by_scan(plan)
+    scores, rows = _by_shape(plan, solving)
     return [
         _key_tile(plan, "q_in", output=True),
         *(_key_tile(plan, f"w_out_{j}") for j in plan.terms),
@@ -406,7 +450,15 @@ def _scan_tiles(plan: KernelPlan) -> list[Tile]:
     ]
 
 
+def _by_shape(plan: KernelPlan, solving: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of what scans solve with: matrices, and numbers of tokens."""
+    shapes = {name: shape for name, (shape, _) in solve_in_scan.fields(plan).items()}
+    scores = [name for name in solving if shapes[name] == "C, C"]
+    return scores, [name for name in solving if name not in scores]
+
+
 def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
+    scores, rows = _by_shape(plan, [*solve_in_scan.fields(plan)])
     place = "batch, head, first + c * C, 0, head, block, arrived, dO_ring.index(stage), True"
     return [
         Tile(
@@ -417,9 +469,10 @@ def _reverse_tiles(plan: KernelPlan) -> list[Tile]:
             in_place=ALWAYS,
         ),
         *(_key_tile(plan, letter) for letter in ["q_in", *(f"w_out_{j}" for j in plan.terms)]),
-        *(_key_tile(plan, f"W_{i}") for i in plan.erasing),
+        *(_key_tile(plan, f"W_{i}") for i in plan.erasing if not scores),
+        *(_scratch(name, "scores") for name in scores),
         *(_scratch(f"A_{j}", "scores") for j in plan.terms),
-        *(_scratch(name, "row") for name, _ in row_decays(plan).values()),
+        *(_scratch(name, "row") for name in [*rows, *(name for name, _ in row_decays(plan).values())]),
         *([_scratch("decay_out", "channels")] if plan.decay_axis else []),
     ]
 

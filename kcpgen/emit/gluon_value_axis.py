@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kcpgen.derivation.chunk_form import Equation, Factor
-from kcpgen.emit.gluon_chunks import STATES, awaited, inverse_tile, leaving_by_rows, products, value_tile
+from kcpgen.emit import solve_in_scan
+from kcpgen.emit.gluon_chunks import STATES, awaited, leaving_by_rows, products, value_tile
 from kcpgen.emit.render import Value
 from kcpgen.emit.triton_blocks import variable
 from kcpgen.emit.triton_operands import score_gradients
 from kcpgen.emit.triton_prologue import local, pair_decays
 from kcpgen.emit.triton_score_gradients import (
     EQUATIONS,
-    inverse,
     lines_of,
     mask_scores,
     score_operands,
@@ -29,10 +29,12 @@ from kcpgen.spec import TokenInput
 
 
 def on_both_axes(plan: KernelPlan) -> bool:
-    """Whether one kernel can have both axes: of one term, and with as many tiles that only values need as states."""
+    """Whether one kernel can have both axes: of one term, with no more tiles that only values need than states, and
+    where nothing is left to be solved."""
     sums = [e for e in plan.form.gradients if e.target.name in EQUATIONS]
     adds = all(term.sign > 0 for e in sums for term in e.terms)
-    return len(plan.terms) == 1 and adds and in_place_of_states(plan) <= len(STATES)
+    solved = not plan.erasing or bool(solve_in_scan.handed_back(plan))
+    return len(plan.terms) == 1 and solved and adds and in_place_of_states(plan) <= len(STATES)
 
 
 def in_place_of_states(plan: KernelPlan) -> int:
@@ -41,9 +43,8 @@ def in_place_of_states(plan: KernelPlan) -> int:
 
 
 def only_here(plan: KernelPlan) -> list[str]:
-    """Scratch [tokens, values] that the key axis does not read: dU where dR does not take its place, and rests."""
-    becoming = {f"dU_{e}" for e in plan.erasing}
-    return [name for name in score_operands(plan) if name.startswith("dU_") and name not in becoming]
+    """Scratch [tokens, values] that the key axis does not read: dU, but where it is dR."""
+    return [f"dU_{p}" for p in plan.pure_writes if f"dU_{p}" in score_operands(plan)]
 
 
 def inputs_read(plan: KernelPlan) -> list[TokenInput]:
@@ -52,13 +53,12 @@ def inputs_read(plan: KernelPlan) -> list[TokenInput]:
 
 def passing_tiles(plan: KernelPlan, barrier: int) -> list[dict[str, Value]]:
     """Scratch that is read here alone."""
-    found = [inverse_tile(plan, name, barrier) for name in inverse(plan)]
-    return found + [value_tile(plan, name, barrier) for name in only_here(plan)]
+    return [value_tile(plan, name, barrier) for name in only_here(plan)]
 
 
 def places(plan: KernelPlan) -> list[list[str]]:
     """Name and memory of each tile that lies where something comes later."""
-    found = [[name, f"score_tiles._reinterpret(gl.float32, [C, C], {name}.layout)"] for name in inverse(plan)]
+    found = []
     tiles = {name: ("[C, VP]", f"{name}.layout") for name in only_here(plan)}
     tiles |= {i.name: ("[1, 1, C, VP]", f"{i.name}_source.layout") for i in inputs_read(plan)}
     for (name, (shape, layout)), state in zip(tiles.items(), STATES, strict=False):
@@ -75,18 +75,11 @@ def ways_out(plan: KernelPlan) -> dict[str, str]:
 
 
 def value_axis(plan: KernelPlan) -> dict[str, list[str]]:
-    """Lines of a kernel, for a template. Products of dO are under way while dR is worked on."""
+    """Lines of a kernel, for a template."""
     inputs, scores = inputs_read(plan), score_gradients(plan)
-    of_outputs = [line for e in _equations(plan, "dA") for line in _products(e)]
-    solved = [f"dR_{e}" for e in plan.erasing]
     gradients, stores = leaving_by_rows([*_values(plan), *lines_of(value_gradients(plan))], ways_out(plan))
     return {
-        "inverse": [f"{name}, {name}_rest = in_halves({name}_tile.permute([1, 0]), of_left)" for name in inverse(plan)],
-        "solve": [line for e in _equations(plan, "dR") for line in _products(e, "no_values")],
-        "of_outputs": of_outputs,
-        "solved": [awaited(solved, len(of_outputs))] if solved else [],
-        "placed": [f"dU_{e}_tile.store(dR_{e}.to(LOW))" for e in plan.erasing],
-        "of_erases": [line for e in _equations(plan, "dL") for line in _products(e)],
+        "of_scores": [line for target in ("dA", "dL") for e in _equations(plan, target) for line in _products(e)],
         "loads": [
             *(f"dU_{p} = dU_{p}_tile.load(of_keys)" for p in plan.pure_writes),
             *(f"{local(plan, i.name)} = by_rows({i.name}_tile, value_inside)" for i in inputs),
@@ -106,32 +99,25 @@ def _equations(plan: KernelPlan, target: str) -> list[Equation]:
     return [e for e in plan.form.gradients if e.target.name == target]
 
 
-def _products(equation: Equation, into: str = "nothing") -> list[str]:
-    """The sum of an equation, begun; the least parts first, since tensor cores cut off what a sum cannot hold."""
-    pairs = []
-    for term in equation.terms:
-        left, right = term.factors
-        row, column = variable(left), _tile(right)
-        if left.name == "T":
-            rest = f"{variable(right)}_rest_tile"
-            pairs += [(f"{row}_rest", column), (row, rest), (row, column)]
-        else:
-            pairs.append((_tile(left), column))
-    return list(products(variable(equation.target), pairs, into))
+def _products(equation: Equation) -> list[str]:
+    """The sum of an equation, begun."""
+    pairs = [(_tile(left), _tile(right)) for left, right in (term.factors for term in equation.terms)]
+    return list(products(variable(equation.target), pairs))
 
 
 def _tile(factor: Factor) -> str:
-    """A tile as it lies: dO as it was copied, dR where dU was."""
-    name = variable(factor).replace("dR_", "dU_")
+    """A tile as it lies: dO as it was copied."""
+    name = variable(factor)
     whole = "dO_tile.reshape([C, VP])" if name == "dO" else f"{name}_tile"
     return whole + (".permute([1, 0])" if factor.transposed else "")
 
 
 def _values(plan: KernelPlan) -> Iterator[str]:
-    """dV, fp32: what left the solve, or came from the serial kernel as it is."""
+    """dV, fp32: as it came from the serial kernel, solved or without a solve."""
     for e in _equations(plan, "dV"):
         ((factor,),) = (term.factors for term in e.terms)
-        yield f"{variable(e.target)} = {variable(factor)}" + ("" if factor.name == "dR" else ".to(gl.float32)")
+        given = variable(factor) + ("_tile.load(of_keys)" if factor.name == "dR" else "")
+        yield f"{variable(e.target)} = {given}.to(gl.float32)"
 
 
 def _by_pairs(lines: Iterable[str]) -> Iterator[str]:

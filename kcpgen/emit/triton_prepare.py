@@ -80,7 +80,7 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         in_flight=len(hopper),
         solves_in_scan=int(solve_in_scan.solves_in_scan(plan)),
         solving_fields=list(solve_in_scan.fields(plan)),
-        solved_fields=[[name, shape] for name, (shape, _) in fields.items() if name.split("_")[0] in ("B", "W")],
+        solved_fields=list(_solved_elsewhere(plan)),
         inputs=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
         passed_on=[keyword.partition(":")[0] for keyword in strings(shared["keywords"])],
         equations=_equations(plan),
@@ -107,6 +107,15 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         launch_arguments=launch_arguments(plan),
     )
     return {"prepare.py": portable, **hopper}
+
+
+def _solved_elsewhere(plan: KernelPlan) -> Iterator[list[str]]:
+    """Name and allocation of what is wanted once a scan is not to solve."""
+    for name, (shape, _) in scratch(plan).items():
+        condition = solve_in_scan.condition(plan, name)
+        if condition and name not in solve_in_scan.fields(plan):
+            unless = " if differentiable else None" if "differentiable" in condition else ""
+            yield [name, f"scratch({shape}){unless}"]
 
 
 def _equations(plan: KernelPlan) -> list[str]:

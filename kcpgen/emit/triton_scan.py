@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from kcpgen.derivation.chunk_form import Equation
-from kcpgen.emit import triton_values
+from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
 from kcpgen.emit.triton_blocks import BlockPrinter, math
@@ -85,6 +85,9 @@ def emit_reverse(plan: KernelPlan) -> str:
         "correct": _corrected(_in_halves(out, "dS_next"), equations, "dU"),
         "advance": _assigned(out, equations, "dS"),
     }
+    left_behind = str(len(plan.terms) + len(plan.erasing))
+    if solves := solve_in_scan.handed_back(plan):  # in roles, and the whole of it in one part
+        left_behind = f"{left_behind} if prepared.inverse_{plan.terms[0]} is None else {len(solves)}"
     return render(
         "reverse.py.jinja",
         **operands,
@@ -94,6 +97,9 @@ def emit_reverse(plan: KernelPlan) -> str:
         in_roles=int(in_roles(plan)),
         gradients=[f"dU_{j}" for j in plan.terms],
         solved=[f"dU_{e}" for e in plan.erasing],
+        solves=int(bool(solves)),
+        left_behind=left_behind,
+        left_behind_alone=f"({left_behind})" if solves else left_behind,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from kcpgen.emit import solve_in_scan
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.tidy import live
 from kcpgen.emit.triton_adjoint import backward
@@ -43,6 +44,7 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         **body,
         uniform=plan.decay_axis == "",
         solves=bool(plan.erasing),
+        solved_before=bool(solve_in_scan.handed_back(plan)),
         used=used_arguments(plan, kept),
         equations=[math(e) for e in plan.form.gradients if e.target.name in EQUATIONS],
         device_functions=device_functions(["load_tile(", *early, *value_pass, *body["scores"], *body["stores"]]),
@@ -65,7 +67,7 @@ def emit_score_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
 
 def _body(plan: KernelPlan) -> dict[str, list[str]]:
     return {
-        "early": _early(plan),
+        "early": lines_of(_early(plan)),
         "value_pass": lines_of(_value_pass(plan)),
         "scores": list(mask_scores(plan)),
         "stores": lines_of(_stores(plan)),
@@ -117,7 +119,14 @@ def _solve_operands(plan: KernelPlan) -> list[str]:
 def tensor_of(plan: KernelPlan, operand: str) -> str:
     """What a launcher passes for something that the serial kernels or `prepare` left."""
     gradients = per_token_operands(plan)[len(plan.terms) :]
-    return f"corrected_gradients[{gradients.index(operand)}]" if operand in gradients else f"prepared.{operand}"
+    handed_back = solve_in_scan.handed_back(plan)
+    if operand in handed_back.values():
+        operand = next(name for name, solved in handed_back.items() if solved == operand)
+    if operand not in gradients:
+        return f"prepared.{operand}"
+    found = f"corrected_gradients[{gradients.index(operand)}]"
+    waits = handed_back and operand.endswith("_rest")
+    return f"None if prepared.{inverse(plan)[0]} is None else {found}" if waits else found
 
 
 def _on_values(plan: KernelPlan) -> list[TokenInput | Param]:
@@ -161,9 +170,15 @@ def _early(plan: KernelPlan) -> list[str]:
     return [
         *load_scalars(plan),
         *(decay_sums(plan) if plan.decay_axis == "" else []),
-        *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored),
-        *(f"{name}_rest = ({name} - {name}.to(LOW).to(tl.float32)).to(LOW)" for name in inverse(plan)),
-        *(f"{name} = {name}.to(LOW)" for name in inverse(plan)),
+        *(f"{name} = tl.load({name}_ptr + score_tile)" for name in stored if name not in inverse(plan)),
+        *_unless_solved(
+            plan,
+            [
+                *(f"{name} = tl.load({name}_ptr + score_tile)" for name in inverse(plan)),
+                *(f"{name}_rest = ({name} - {name}.to(LOW).to(tl.float32)).to(LOW)" for name in inverse(plan)),
+                *(f"{name} = {name}.to(LOW)" for name in inverse(plan)),
+            ],
+        ),
         *(f"{name} = tl.zeros((C, C), tl.float32)" for name in score_gradients(plan)),
         *(start_gradient(d) for d in summed_over_values(plan)),
         *(f"d_{name} = tl.zeros((C,), tl.float32)" for name in sums_over_values(plan)),
@@ -198,15 +213,27 @@ def _value_pass(plan: KernelPlan) -> Iterator[str]:
 def _solve(plan: KernelPlan, out: BlockPrinter) -> Iterator[str]:
     """Carry the corrected values' gradients through the solve. dR takes the place of dU in memory for the key pass."""
     yield from (f"dU_{j} = tl.load(dU_{j}_ptr + value_tile)" for j in plan.terms)
-    yield from (f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing)
+    lines = [f"dU_{e}_rest = tl.load(dU_{e}_rest_ptr + value_tile)" for e in plan.erasing]
     for equation in plan.form.gradients:
         if equation.target.name == "dR":
-            yield from out.corrected(equation, "LOW")
+            lines += out.corrected(equation, "LOW")
     for e in plan.erasing:
-        yield f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)  # in the place of dU_{e}, for the key axis"
+        lines.append(f"tl.store(dU_{e}_ptr + value_tile, dR_{e}_low)  # in the place of dU_{e}, for the key axis")
         if plan.erases_apart:
-            yield f"dR_{e}_rest = (dR_{e} - dR_{e}_low.to(tl.float32)).to(LOW)"
-            yield f"tl.store(dU_{e}_rest_ptr + value_tile, dR_{e}_rest)"
+            lines.append(f"dR_{e}_rest = (dR_{e} - dR_{e}_low.to(tl.float32)).to(LOW)")
+            lines.append(f"tl.store(dU_{e}_rest_ptr + value_tile, dR_{e}_rest)")
+    there = [f"dR_{e}_low = dU_{e}" for e in plan.erasing] + [f"dR_{e} = dU_{e}.to(tl.float32)" for e in plan.erasing]
+    yield from _unless_solved(plan, lines, there)
+
+
+def _unless_solved(plan: KernelPlan, lines: Sequence[str], instead: Sequence[str] = ()) -> Iterator[str]:
+    """Lines for dU that waits for the solve; `instead` where the reverse scan has left dR there."""
+    if not solve_in_scan.handed_back(plan):
+        yield from lines
+        return
+    yield "\n    ".join([f"if {inverse(plan)[0]}_ptr is not None:", *lines])
+    if instead:
+        yield "\n    ".join(["else:  # the reverse scan has solved", *instead])
 
 
 def _value_inputs(plan: KernelPlan) -> Iterator[str]:

@@ -77,10 +77,8 @@ def in_place(plan: KernelPlan) -> str:
 
 def optional(plan: KernelPlan, name: str) -> str:
     """Host code: when a field is scratch, "" for always."""
-    if solve_in_scan.solves_in_scan(plan):
-        solving = {"B": "not solved_in_scan", "W": "keeps_W", **dict.fromkeys(("inverse", "erase"), "solved_in_scan")}
-        if (kind := name.split("_")[0]) in solving:
-            return solving[kind]
+    if solving := solve_in_scan.condition(plan, name):
+        return solving
     if plan.decays_rows and name.startswith(("read", "write")):
         return "not in_place"
     if name in triton_values.scan_only(plan):
@@ -93,12 +91,11 @@ def optional(plan: KernelPlan, name: str) -> str:
 
 def let_go(plan: KernelPlan) -> list[str]:
     """What only the forward's scan reads."""
-    solving = solve_in_scan.fields(plan)
-    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan), *solving]
+    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan)]
 
 
 def field_type(plan: KernelPlan, name: str) -> str:
-    missing = optional(plan, name) in ("differentiable", "keeps_W") or name in let_go(plan)
+    missing = optional(plan, name) not in ("", "not in_place", "not values_in_place") or name in let_go(plan)
     return "torch.Tensor | None" if missing else "torch.Tensor"
 
 

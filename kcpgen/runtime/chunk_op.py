@@ -45,8 +45,8 @@ class Kernels:
 
     form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
     shape and dtype the output takes. transitions: None where M is no matrix. forgetting: None where nothing bounds what
-    is left of a state (`kcpgen.runtime.forgetting`). solves_in_scan: whether the scan can solve for corrected values
-    itself, in roles; `prepare` is told whether it will.
+    is left of a state (`kcpgen.runtime.forgetting`). solves_in_scan: whether the scans can solve for corrected values
+    and what these hang on themselves, in roles; `prepare` is told whether they will.
     """
 
     op: str
@@ -233,15 +233,14 @@ class Forward(_Op):
         return self._o
 
     def _solving(self, dtype: torch.dtype) -> dict[str, bool]:
-        """What `prepare` is told of who solves. Sizes decide, not whether gradients are asked for: a checkpointed
-        forward has to compute the same numbers."""
+        """What `prepare` is told of who solves: both scans do, or none. Sizes decide, not whether gradients are asked
+        for: a checkpointed forward has to compute the same numbers."""
         run = self._run
         if not run.kernels.solves_in_scan:
             return {}
-        tiles = run.tiles
-        solved = tiles.scan.roles and takes(tiles.prepare.key_width, self.values, dtype, run.layout, tiles.scan)
+        keys, scans = run.tiles.prepare.key_width, (run.tiles.scan, run.tiles.reverse)
         return {
-            "solved_in_scan": solved,
+            "solved_in_scan": all(t.roles and takes(keys, self.values, dtype, run.layout, t) for t in scans),
             "summarised": run.cp is not None or run.pieces(run.sequences) is not None,
         }
 

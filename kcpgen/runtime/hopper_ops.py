@@ -154,13 +154,6 @@ def in_three(x, layout: gl.constexpr):
 
 
 @gluon.jit
-def in_halves(tile, layout: gl.constexpr):
-    """A tile of fp32 numbers as two operands of 16 bits, laid out as given, whose sum it is to within 2**-17."""
-    high, rest = rounded(tile.load(layout))
-    return high, rest.to(gl.bfloat16)
-
-
-@gluon.jit
 def in_bf16(x):
     """fp32 numbers in bf16, two at a time as in `rounded`: for a result that is read back."""
     return gl.inline_asm_elementwise(

@@ -49,7 +49,7 @@ def launcher(path: Path) -> Any:
     define(
         Path(hopper_ops.__file__),
         {
-            *("running_sum", "by_rows", "by_keys", "handed_over", "in_halves", "sum_of_parts"),
+            *("running_sum", "by_rows", "by_keys", "handed_over", "sum_of_parts"),
             *("laid_by_rows", "store_rows", "_store_within"),
         },
         names,
@@ -233,7 +233,6 @@ class Program:
             "sum": torch.sum,
             "cumsum": summed,
             "static_range": range,
-            "range": lambda start, stop, disable_licm: range(start, stop),
             "static_assert": _asserted,
             "float32": torch.float32,
             "bfloat16": torch.bfloat16,

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper
-from kcpgen.runtime.launch import Tiles
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
-from tests.kernels import gluon_by_chunks
-from tests.kernels.gluon_in_roles import launcher
+from tests.kernels.serial_in_roles import SERIAL, in_roles, solves
 
 GENERATED = ROOT / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/scan_hopper.py"))
 IN_PLACE = [name for name in OPS if "clear_behind" in (GENERATED / name / "scan_hopper.py").read_text(encoding="utf-8")]
-SERIAL = ("scan", "reverse")
 BORDER = 70  # of two sequences; chunks have 64 tokens, or 32
 CLOSE = 1e-2  # of results in 16 bits, whose parts are rounded where portable kernels round them
 
@@ -59,41 +52,6 @@ def called(name: str, inputs: Inputs, given: Case) -> dict[str, Tensor]:
     return {name: x.clone() for name, x in found.items()}
 
 
-@contextmanager
-def in_roles(name: str, sources: Mapping[str, Path] | None = None) -> Iterator[list[str]]:
-    """Serial kernels of an op are emulated, from these files or else the generated ones; which of them are launched."""
-    package = load_op(GENERATED / name).chunk.__module__.rpartition(".")[0]
-    settled, launched = hopper.settled, []
-    scan = (GENERATED / name / "scan_hopper.py").read_text(encoding="utf-8")
-    solves = "prepared.inverse_0 is None" in scan  # and then `prepare` has left that to it
-
-    def asked(tiles: Tiles, device: torch.device) -> Tiles:
-        portable = settled(tiles, device)
-        return replace(
-            portable,
-            prepare=replace(portable.prepare, in_flight=solves),
-            scan=replace(portable.scan, roles=True),
-            reverse=replace(portable.reverse, roles=True),
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper, "settled", asked)
-        if solves:
-            prepare = gluon_by_chunks.launcher(GENERATED / name / "prepare_hopper.py")
-            patch.setattr(import_module(f"{package}.prepare_hopper"), "prepare_kernel", prepare)
-        for stem in SERIAL:
-            file = (sources or {}).get(stem, GENERATED / name / f"{stem}_hopper.py")
-            emulated = launcher(file)
-
-            class Launched:
-                def __getitem__(self, grid: tuple[int], stem: str = stem, emulated: Any = emulated) -> Any:
-                    launched.append(stem)
-                    return emulated[grid]
-
-            patch.setattr(import_module(f"{package}.{stem}_hopper"), f"{stem}_kernel", Launched())
-        yield launched
-
-
 def apart(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
@@ -102,11 +60,39 @@ def apart(one: Tensor, other: Tensor) -> float:
 def test_results_are_those_of_the_portable_kernels(name: str) -> None:
     inputs = make_inputs(load_op(GENERATED / name), case(), "cpu")
     expected = called(name, inputs, case())
-    with in_roles(name) as launched:
+    with in_roles(GENERATED / name) as launched:
         found = called(name, inputs, case())
     assert launched == ["scan", "reverse"]
     errors = {key: apart(found[key], x) for key, x in expected.items() if x.any()}
     assert {key: error for key, error in errors.items() if not error < CLOSE} == {}
+
+
+SOLVING = [name for name in OPS if solves(GENERATED / name)]
+
+
+@pytest.mark.parametrize("name", SOLVING)
+def test_so_they_are_in_segments_where_scans_solve_and_m_wants_w(name: str) -> None:
+    given = replace(case(3 * 64, 3 * 64), segments=3, gates="slow")  # the middle one has M
+    inputs = make_inputs(load_op(GENERATED / name), given, "cpu")
+    expected = called(name, inputs, given)
+    with in_roles(GENERATED / name) as launched:
+        found = called(name, inputs, given)
+    assert {*launched} == {"scan", "reverse", "summary"}
+    errors = {key: apart(found[key], x) for key, x in expected.items() if x.any()}
+    assert {key: error for key, error in errors.items() if not error < CLOSE} == {}
+
+
+@pytest.mark.parametrize("name", SOLVING)
+def test_scans_solve_only_where_prepare_has_left_it_to_them(name: str) -> None:
+    """Keys in fp32 beside values in bf16 are the portable kernel's: whatever follows is handed T, dU and its rest."""
+    inputs = make_inputs(load_op(GENERATED / name), case(), "cpu")
+    whole = {key: x.detach().float().requires_grad_() if key in "qk" else x for key, x in inputs.tokens.items()}
+    inputs = replace(inputs, tokens=whole)
+    expected = called(name, inputs, case())
+    with in_roles(GENERATED / name, gradients=True) as launched:
+        found = called(name, inputs, case())
+    assert launched == []
+    assert [key for key, x in expected.items() if not torch.equal(found[key], x)] == []
 
 
 def behind(x: Tensor, border: int) -> Tensor:
@@ -126,7 +112,7 @@ def alone(name: str) -> dict[str, Tensor]:
         d_output=whole.d_output[:, :BORDER],
         d_state=whole.d_state[:1],
     )
-    with in_roles(name):
+    with in_roles(GENERATED / name):
         return called(name, first, case(BORDER)) | inferred(name, first, case(BORDER))
 
 
@@ -148,7 +134,7 @@ def differences(name: str, sources: Mapping[str, Path] | None = None) -> list[st
         tokens={key: behind(x, BORDER) for key, x in whole.tokens.items()},
         d_output=behind(whole.d_output, BORDER).detach(),
     )
-    with in_roles(name, sources):
+    with in_roles(GENERATED / name, sources):
         found = called(name, packed, case()) | inferred(name, packed, case())
     expected = alone(name)
     of_tokens = ["o", "o alone", *(f"d{key}" for key in packed.tokens)]

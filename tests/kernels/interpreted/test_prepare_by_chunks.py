@@ -170,14 +170,17 @@ def emulated(given: Call, source: Path) -> dict[str, Tensor]:
 
 
 def where_the_scan_solves(given: Call, *, keeps_W: bool) -> Call:
-    """The same call as a scan in roles asks for it: (I - L)^-1 in the place of B, and W for others alone."""
+    """The same call as scans in roles ask for it: (I - L)^-1 in two parts in the place of B, and W for others alone."""
     made, (erasing, *others) = given.expected, [n.removeprefix("W_") for n in scratch(given) if n.startswith("W_")]
     assert not others
     T = getattr(made, f"T_{erasing}_{erasing}")
     strengths = getattr(made, f"strength_{erasing}", torch.ones(()))
     from_start = 1.0 if getattr(made, "decay_out", None) is None else made.from_start / given.keywords["scale"]
+    inverse = T.tril(-1).bfloat16()
     solved = {
-        f"inverse_{erasing}": T.tril(-1).bfloat16(),
+        f"inverse_{erasing}": inverse,
+        f"inverse_{erasing}_rest": (T.tril(-1) - inverse.float()).bfloat16(),
+        f"T_{erasing}_{erasing}": None,
         "erase_from_start": -strengths * from_start,  # of ops that erase by what they write by
         f"B_{erasing}_{erasing}": None,
         **({} if keeps_W else {f"W_{erasing}": None}),
@@ -186,16 +189,25 @@ def where_the_scan_solves(given: Call, *, keeps_W: bool) -> Call:
     return replace(given, operands=tuple(expected if x is made else x for x in given.operands), expected=expected)
 
 
+def in_full(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With both parts of (I - L)^-1 in one: what rounding left, one number that falls otherwise changes by itself."""
+    rests = {n: x for n, x in tensors.items() if n.startswith("inverse_") and n.endswith("_rest")}
+    whole = {
+        n.replace("_rest", " and its rest"): tensors[n.removesuffix("_rest")].float() + x for n, x in rests.items()
+    }
+    return {n: x for n, x in tensors.items() if n not in rests} | whole
+
+
 def check(given: Call, source: Path) -> None:
-    found = emulated(given, source)
+    found, right = (in_full(x) for x in (emulated(given, source), scratch(given)))
     last = given.layout.sequences[-1].tolist()[3] if given.layout.sequence_count > 1 else given.layout.chunk_count
-    for name, whole in scratch(given).items():
+    for name, whole in right.items():
         expected = whole[:last].double()
         assert expected.isfinite().all(), name
         off = found[name][:last].double() - expected
         assert not off[expected == 0].any(), name
         errors = float(off.abs().max() / expected.abs().max()), float(off.norm() / expected.norm())
-        bounds = SOLVED if name.startswith("T_") else BOUND
+        bounds = SOLVED if name.startswith("T_") or name.endswith("its rest") else BOUND
         assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), (name, errors)
 
 
@@ -215,6 +227,24 @@ def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
     given = where_the_scan_solves(call(CASES[case]), keeps_W=keeps_W)
     assert ("W_0" in scratch(given), "B_0_0" in scratch(given)) == (keeps_W, False)
     check(given, FILES[CASES[case].op])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("rounded(tl.where(before, T_0_0, 0.0))", "rounded(T_0_0)", "inverse_0"),
+        ("inverse_0_rest_leaving.store(inverse_0_rest.to(LOW))", "inverse_0_rest_leaving.store(inverse_0)", "its rest"),
+        ("        inverse_0_rest_leaving._keep_alive()\n", "        pass\n", "may lose its place"),
+    ],
+)
+def test_a_fault_in_what_scans_solve_with_is_found(right: str, wrong: str, said: str, tmp_path: Path) -> None:
+    text = FILES["gdn"].read_text(encoding="utf-8")
+    assert right in text
+    source = tmp_path / "prepare_hopper.py"
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    given = where_the_scan_solves(call(CASES["gdn in groups"]), keeps_W=True)
+    with pytest.raises(AssertionError, match=said):
+        check(given, source)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,14 +1,14 @@
 """Scans and reverse scans in roles leave behind what the portable ones do, emulated: nothing but a GPU runs Gluon.
 
-Both read the same scratch, made up, and round to 16 bits at the same places. A scan that solves for corrected values
-rounds elsewhere: it is held against its own equations in float64, rounded where it rounds, and is near the other one.
+Both read the same scratch, made up, and round to 16 bits at the same places. Scans that solve for corrected values
+round elsewhere: they are held against their own equations in float64, rounded where they round, and are near the rest.
 Whole calls are in `test_in_roles.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -87,7 +87,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Given:
-    """What serial kernels read. in_roles: what a scan in roles does, which may solve for corrected values."""
+    """What serial kernels read. in_roles: what scans in roles do, which may solve for corrected values."""
 
     sizes: Sizes
     package: str
@@ -96,6 +96,10 @@ class Given:
     layout: ChunkLayout
     batch: int
     tokens: int
+
+    @property
+    def solves(self) -> bool:
+        return self.in_roles is not self.prepared
 
     def module(self, stem: str) -> Any:
         return import_module(f"{self.package}.{stem}")
@@ -175,7 +179,10 @@ def given(sizes: Sizes) -> Given:
         T = torch.linalg.inv(torch.eye(C) - L)
         made["B_0_0"] = (T * strength[..., None, :]).tril(-1).bfloat16()
         made["W_0"] = (T @ (erase[..., None] * write)).bfloat16()
-        solved = {"inverse_0": T.tril(-1).bfloat16(), "erase_from_start": erase, "B_0_0": None, "W_0": None}
+        made["T_0_0"] = T.float()
+        inverse = T.tril(-1).bfloat16()
+        solved = {"inverse_0": inverse, "inverse_0_rest": (T.tril(-1) - inverse.double()).bfloat16()}
+        solved |= {"erase_from_start": erase, "B_0_0": None, "W_0": None, "T_0_0": None}
     if not sizes.batch:
         _, first, count, chunk = layout.sequences[NOBODYS].tolist()
         for x in (x for x in (made | solved).values() if x is not None):
@@ -255,24 +262,21 @@ def reversed_(
     of: Given, asked: frozenset[str], source: Path | None = None, *, portable: bool = False
 ) -> dict[str, Tensor]:
     """What a reverse scan leaves behind. asked: of "final", "gradients" and "initial"."""
-    made, layout = of.prepared, of.layout
+    made, layout = of.prepared if portable else of.in_roles, of.layout
     states = layout.sequence_count, made.heads, made.keys, made.values
     text = text_of(f"{of.package}.reverse")
     names = re.search(r"state_gradients, ((?:dU_\w+, )*dU_\w+),", text)[1].split(", ")
+    names = ["dR_0"] if of.solves and not portable else names
     of_states = made.A_0.new_empty(layout.chunk_count, made.heads, made.value_width, made.key_width)
     of_values = made.A_0.new_empty(layout.chunk_count, made.heads, layout.chunk, made.value_width)
     found = {
         "dS": torch.full_like(of_states, torch.nan),
         **{name: torch.full_like(of_values, torch.nan) for name in names},
     }
-    do = torch.randn(of.batch, of.tokens, made.heads, made.values, generator=torch.Generator().manual_seed(2))
-    if not of.sizes.batch:
-        _, first, tokens, _ = layout.sequences[NOBODYS].tolist()
-        do[:, first : first + tokens] = torch.nan
     initial_gradient = torch.full(states, torch.nan) if "initial" in asked else None
     kept = "gradients" in asked
     operands = {
-        "do": do.bfloat16(),
+        "do": output_gradient(of),
         "state_gradients": found["dS"] if kept else None,
         "gradients": tuple(found[name] if kept else None for name in names),
         "final_state_gradient": initial(states) if "final" in asked else None,
@@ -290,6 +294,15 @@ def reversed_(
     return (found if kept else {}) | ({} if initial_gradient is None else {"initial": initial_gradient})
 
 
+def output_gradient(of: Given) -> Tensor:
+    sizes = of.batch, of.tokens, of.prepared.heads, of.prepared.values
+    do = torch.randn(sizes, generator=torch.Generator().manual_seed(2))
+    if not of.sizes.batch:
+        _, first, tokens, _ = of.layout.sequences[NOBODYS].tolist()
+        do[:, first : first + tokens] = torch.nan
+    return do.bfloat16()
+
+
 def compare(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
     """Nothing is left out, nothing else is written, and NaN stays where it belongs."""
     assert [*found] == [*right]
@@ -304,21 +317,30 @@ def compare(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
         assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), (name, errors)
 
 
+def operand(x: Tensor) -> Tensor:
+    return x.bfloat16().double()
+
+
+def tile(of: Given, x: Tensor, in_place: bool, chunk: int, head: int, heads_of_one: int = 1) -> Tensor:
+    """In float64, zero behind a sequence's end."""
+    if not in_place:
+        return x[chunk, head].double()
+    row, first, count = of.layout.chunks[chunk].tolist()
+    return pad(x[row, first : first + count, head // heads_of_one].double(), (0, 0, 0, of.layout.chunk - count))
+
+
+def by_token(of: Given, names: Iterable[str], chunk: int, head: int) -> Iterator[Tensor]:
+    """Numbers that scale rows; one where an op has none."""
+    ones = torch.ones(of.layout.chunk_count, of.in_roles.heads, of.layout.chunk)
+    for name in names:
+        yield getattr(of.in_roles, name, ones)[chunk, head].double()[:, None]
+
+
 def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
     """What a scan that solves for corrected values leaves behind, in float64 but for operands of products."""
     p, layout = of.in_roles, of.layout
     C, group = layout.chunk, p.heads // p.input_heads
     found = {name: x.fill_(torch.nan) for name, x in scanned(of, asked, portable=True).items()}
-
-    def operand(x: Tensor) -> Tensor:
-        return x.bfloat16().double()
-
-    def tile(x: Tensor, in_place: bool, chunk: int, head: int, heads_of_one: int = 1) -> Tensor:
-        if not in_place:
-            return x[chunk, head].double()
-        row, first, count = layout.chunks[chunk].tolist()
-        return pad(x[row, first : first + count, head // heads_of_one].double(), (0, 0, 0, C - count))
-
     states = layout.sequence_count, p.heads, p.keys, p.values
     entering = initial(states).double() if "initial" in asked else torch.zeros(states, dtype=torch.float64)
     for n, (row, start, tokens, first) in enumerate(layout.sequences.tolist()):
@@ -327,14 +349,11 @@ def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
             for chunk in range(first, first - (-tokens // C)):
                 if chunk % EVERY == 0 and "kept" in asked:
                     found["kept"][chunk // EVERY, head] = S[: p.keys, : p.values]
-                read, write = (tile(x, p.in_place, chunk, head, group) for x in (p.read, p.write_0))
-                value = tile(p.value_0, p.values_in_place, chunk, head)
+                read, write = (tile(of, x, p.in_place, chunk, head, group) for x in (p.read, p.write_0))
+                value = tile(of, p.value_0, p.values_in_place, chunk, head)
                 value = pad(value, (0, p.value_width - value.shape[1]))
-                ones = torch.ones(layout.chunk_count, p.heads, C)
-                erase, strength, from_start, to_end = (
-                    getattr(p, name, ones)[chunk, head].double()[:, None]
-                    for name in ("erase_from_start", "strength_0", "from_start", "to_end")
-                )
+                numbers = ("erase_from_start", "strength_0", "from_start", "to_end")
+                erase, strength, from_start, to_end = by_token(of, numbers, chunk, head)
                 decay = p.decay_out[chunk, head].double() if hasattr(p, "decay_out") else 1.0
                 R = strength * value + erase * (write @ operand(S))
                 U = operand(R + p.inverse_0[chunk, head].double() @ operand(R))
@@ -348,6 +367,36 @@ def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
                     found["U_0"][chunk, head] = U.bfloat16()
             if "final" in asked:
                 found["final"][n, head] = S[: p.keys, : p.values]
+    return found
+
+
+def solved_backwards(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
+    """What a reverse scan that solves leaves behind, likewise; the solve's operands have two parts each."""
+    p, layout = of.in_roles, of.layout
+    C, group = layout.chunk, p.heads // p.input_heads
+    found = {name: x.fill_(torch.nan) for name, x in reversed_(of, asked, portable=True).items()}
+    kept = {"dS": found["dS"], "dR_0": found["dS"].new_full(p.U_0.shape, torch.nan)} if "gradients" in asked else {}
+    found = kept | ({"initial": found["initial"]} if "initial" in asked else {})
+    do = output_gradient(of)
+    states = layout.sequence_count, p.heads, p.keys, p.values
+    leaving = initial(states).double() if "final" in asked else torch.zeros(states, dtype=torch.float64)
+    for n, (_, _, tokens, first) in enumerate(layout.sequences.tolist()):
+        for head in range(p.heads):
+            dS = pad(leaving[n, head], (0, p.value_width - p.values, 0, p.key_width - p.keys))
+            for chunk in reversed(range(first, first - (-tokens // C))):
+                read, write = (tile(of, x, p.in_place, chunk, head, group) for x in (p.read, p.write_0))
+                dO = pad(tile(of, do, True, chunk, head), (0, p.value_width - p.values))
+                erase, from_start, to_end = by_token(of, ("erase_from_start", "from_start", "to_end"), chunk, head)
+                decay = p.decay_out[chunk, head].double() if hasattr(p, "decay_out") else 1.0
+                inverse, rest = (x[chunk, head].double() for x in (p.inverse_0, p.inverse_0_rest))
+                dU = to_end * (write @ (operand(dS) + operand(dS - operand(dS)))) + p.A_0[chunk, head].double().mT @ dO
+                dR = dU + (inverse + rest).mT @ operand(dU) + inverse.mT @ operand(dU - operand(dU))
+                if kept:
+                    found["dS"][chunk, head] = dS.mT.bfloat16()
+                    found["dR_0"][chunk, head] = dR.bfloat16()
+                dS = decay * dS + read.mT @ operand(from_start * dO) + write.mT @ operand(erase * dR)
+            if "initial" in asked:
+                found["initial"][n, head] = dS[: p.keys, : p.values]
     return found
 
 
@@ -379,8 +428,8 @@ KERNELS = {"scan": scanned, "reverse": reversed_}
 @cache
 def expected(case: str, stem: str, asked: frozenset[str]) -> Mapping[str, Tensor]:
     of = given(CASES[case])
-    if stem == "scan" and of.in_roles is not of.prepared:
-        return solved(of, asked)
+    if of.solves:
+        return {"scan": solved, "reverse": solved_backwards}[stem](of, asked)
     return KERNELS[stem](of, asked, portable=True)
 
 
@@ -403,8 +452,20 @@ def test_a_scan_that_solves_is_near_one_that_does_not(case: str) -> None:
         assert float(off.norm() / other[there].double().norm()) < SOLVED_ELSEWHERE, name
 
 
+@pytest.mark.parametrize("case", SOLVING)
+def test_so_is_a_reverse_scan_that_solves(case: str) -> None:
+    of = given(CASES[case])
+    found, other = (reversed_(of, BACKWARDS["training"], portable=portable) for portable in (False, True))
+    whole = other["dU_0 and its rest"].double()
+    assert [*found] == ["dS", "dR_0", "initial"]
+    for name, right in {"dS": other["dS"], "dR_0": of.prepared.T_0_0.double().mT @ whole}.items():
+        there = right.isfinite()
+        off = found[name][there].double() - right[there].double()
+        assert float(off.norm() / right[there].double().norm()) < SOLVED_ELSEWHERE, name
+
+
 @pytest.mark.parametrize(("case", "asked"), asked_of(BACKWARDS))
-def test_a_reverse_scan_leaves_what_the_portable_one_does(case: str, asked: str) -> None:
+def test_a_reverse_scan_leaves_what_its_equations_say(case: str, asked: str) -> None:
     check(case, "reverse", BACKWARDS[asked])
 
 
@@ -495,12 +556,30 @@ FAULTS = [
         "reverse",
         "        dU_0_T = product(dS_next_T_rest, write_0_tile.permute([1, 0]), dU_0_T)\n",
         "",
-        "dU_0|dS",
+        "dR_0|dS",
     ),
     ("gdn", "reverse", " * to_end_tile.load(of_tokens)", "", "dS"),
     ("gdn", "reverse", "dU_0_T = warpgroup_mma_wait(1", "dU_0_T = warpgroup_mma_wait(2", "product is read before"),
-    ("gdn", "reverse", "tma.store_wait(2)", "tma.store_wait(3)", "written while it is copied out"),
+    ("comba", "reverse", "tma.store_wait(2)", "tma.store_wait(3)", "written while it is copied out"),
+    ("comba", "reverse", "tma.store_wait(1)", "tma.store_wait(2)", "written while it is copied out"),
     ("gdn", "reverse", "tma.store_wait(1)", "tma.store_wait(2)", "written while it is copied out"),
+    ("gdn", "reverse", "dU_0_T_low, inverse_0_tile, dR", "dU_0_T_low, inverse_0_tile.permute([1, 0]), dR", "dS|dR_0"),
+    ("gdn", "reverse", "dU_0_T_low, inverse_0_tile, dR", "dU_0_T_low, inverse_0_rest_tile, dR", "dS|dR_0"),
+    ("gdn", "reverse", "inverse_0_rest_tile, dU_0_T)", "inverse_0_tile, dU_0_T)", "dS|dR_0"),
+    ("gdn", "reverse", "inverse_0_rest_tile, dU_0_T)", "inverse_0_rest_tile, nothing)", "dS|dR_0"),
+    ("gdn", "reverse", "gl.convert_layout(dU_0_T_rest.to(low), left)", "dU_0_T_low", "dS|dR_0"),
+    ("gdn", "reverse", "dR_0_T * erase_from_start_tile", "dR_0_T * -erase_from_start_tile", "dS|dR_0"),
+    ("gdn", "reverse", "dR_0_T = warpgroup_mma_wait(0", "dR_0_T = warpgroup_mma_wait(1", "product is read before"),
+    ("gdn", "reverse", "        dR_0_T = warpgroup_mma_wait(0, deps=(dR_0_T,))\n", "", "product is read before"),
+    ("gdn", "reverse", "inverse_0_rest, [at * C, 0]", "inverse_0, [at * C, 0]", "dS|dR_0"),
+    ("gdn", "reverse", "+ 4 * 3 * C", "+ 4 * 2 * C", "more bytes than a barrier expects"),
+    (
+        "gdn",
+        "reverse",
+        "        dR_0_T_low = in_bf16(dR_0_T)\n",
+        "        mbarrier.arrive(empty.index(stage), count=1)\n        dR_0_T_low = in_bf16(dR_0_T)\n",
+        "before it is there|while a product reads it",
+    ),
     (
         "gdn",
         "reverse",
@@ -508,7 +587,7 @@ FAULTS = [
         "        mbarrier.arrive(empty.index(stage), count=1)\n        dS_next_T = warpgroup_mma_wait(0",
         "written while a product reads it",
     ),
-    ("gdn", "reverse", "dU_0_T_rest.to(low)", "dU_0_T_low", "dU_0 and its rest"),
+    ("comba", "reverse", "dU_0_T_rest.to(low)", "dU_0_T_low", "dU_0 and its rest"),
     ("gdn", "reverse", "decay_out_ptr + at - HV", "decay_out_ptr + at", "dS"),
     ("gdn", "reverse", "c = chunks - 1 - step\n        stage = step", "c = step\n        stage = step", "dS"),
     ("delta_rule in place", "reverse", "[at * VP + block, 0]", "[at * VP, 0]", "dS"),
