@@ -103,7 +103,7 @@ def _parts(axis: Any, bars: list[Bar], figures: list[dict[str, Any]]) -> None:
         widths = [_slowest(f).get(part, 0.0) for f in figures]
         axis.barh(at, widths, left=left, label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axis.set_xlabel("ms, forward+backward, slowest rank", fontsize=9)
+    axis.set_xlabel("ms, slowest rank", fontsize=9)
     longest = cut(left)
     axis.set_xlim(0, 1.1 * longest or 1)
     for row, length in zip(at, left, strict=True):
