@@ -122,7 +122,7 @@ class Counting:
         else:
             later += solve_in_scan.fields(self.plan)
         made = {n: size for n, size in made.items() if n not in later}
-        return made if self.segments > 1 else self._without_W(made)
+        return made if self.segments > 2 else self._without_W(made)
 
     @property
     def saved(self) -> dict[str, float]:

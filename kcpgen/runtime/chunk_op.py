@@ -152,6 +152,7 @@ class _Op:
     def __init__(self, run: Run, tensors: Sequence[Any], inner: dict[int, Tensor]) -> None:
         """inner: by sequence, M of its inner segments where it is cut into any."""
         self.inner = inner
+        self._looked_at: tuple[ChunkLayout | None, Tensor | None] = (None, None)  # what `_needed` said, and of what
         self.name = run.kernels.op
         self.kind = run.kernels.kind
         self.differentiable = run.differentiable
@@ -191,6 +192,8 @@ class _Op:
         run = self._run
         if run.kernels.forgetting is None:
             return None
+        if layout is self._looked_at[0] and not from_the_start:
+            return self._looked_at[1]
         sizes = (layout.sequence_count, self.heads)
         found = torch.empty(sizes, dtype=torch.int32, device=run.layout.sequences.device)
         run.kernels.forgetting(*self._tensors, layout, found, **run.keywords, from_the_start=from_the_start)
@@ -239,10 +242,19 @@ class Forward(_Op):
         if not run.kernels.solves_in_scan:
             return {}
         keys, scans = run.tiles.prepare.key_width, (run.tiles.scan, run.tiles.reverse)
+        cut = run.pieces(run.sequences)
         return {
             "solved_in_scan": all(t.roles and takes(keys, self.values, dtype, run.layout, t) for t in scans),
-            "summarised": run.cp is not None or run.pieces(run.sequences) is not None,
+            "summarised": run.cp is not None or (cut is not None and cut.inner.sequence_count > 0),
         }
+
+    def _look_ahead(self, cut: Pieces) -> None:
+        """Which segments forget all that enters them, before `prepare` makes W of them for M alone."""
+        if self._modes.get("solved_in_scan") and self._run.cp is None and cut.inner.sequence_count:
+            needed = self._needed(cut.inner)
+            if needed is not None:
+                self._looked_at = cut.inner, needed
+                self._modes |= {"segments": cut.inner_of_chunks, "chunks_needed": needed}
 
     def prepare(self, chunks: range) -> None:
         if chunks not in self._unprepared:
@@ -263,6 +275,8 @@ class Forward(_Op):
             rows = stretches.layouts(run.layout, run.starts[-1], self._stretches)
             stretches.forward(self, self._stretches, rows, initial, final)
             return
+        if cut is not None:
+            self._look_ahead(cut)
         self.prepare_all()
         if cut is None:
             self.scan(run.window(sequences), self.o, arrived(initial), final)

@@ -26,6 +26,7 @@ class Pieces:
     whole_sequences, sequences: rows of the caller's states for those of `whole`, and of each chain. int64, like below.
     first, last: each chain's first and last row of `pieces`; first_leading, last_following: of these tables.
     chains: int32 [chains, 3], first row of `pieces`, number of segments, number of the sequence.
+    inner_of_chunks: int32 [NT, 2], the row of `inner` that a chunk is of, -1 for none, and how many chunks are.
     """
 
     whole: ChunkLayout
@@ -43,6 +44,7 @@ class Pieces:
     first_leading: Tensor
     last_following: Tensor
     chains: Tensor
+    inner_of_chunks: Tensor
 
 
 def chunk_counts(batch: int, starts: Sequence[int], chunk: int) -> list[int]:
@@ -78,6 +80,11 @@ def cut(
         else:
             whole += rows
     device = layout.sequences.device
+    inner = [row for chain in chains for row in chain[1:-1]]
+    of_chunks = torch.full((layout.chunk_count, 2), -1, dtype=torch.int32)
+    for n, (_, _, tokens, chunk) in enumerate(inner):
+        count = -(-tokens // layout.chunk)
+        of_chunks[chunk : chunk + count] = torch.tensor((n, count))
     first = list(accumulate(map(len, chains), initial=0))
 
     def index(values: list[int]) -> Tensor:
@@ -88,7 +95,7 @@ def cut(
         pieces=layout.over([row for chain in chains for row in chain]),
         leading=layout.over([row for chain in chains for row in chain[:-1]]),
         following=layout.over([row for chain in chains for row in chain[1:]]),
-        inner=layout.over([row for chain in chains for row in chain[1:-1]]),
+        inner=layout.over(inner),
         beginnings=layout.over([chain[0] for chain in chains]),
         ends=layout.over([chain[-1] for chain in chains]),
         inner_counts={chosen.start + n: len(chain) - 2 for n, chain in zip(numbers[True], chains, strict=True)},
@@ -101,6 +108,7 @@ def cut(
         chains=torch.tensor(list(zip(first, map(len, chains), numbers[True], strict=False)), dtype=torch.int32).to(
             device
         ),
+        inner_of_chunks=of_chunks.to(device),
     )
 
 

@@ -11,12 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
 from kcpgen.verify.compare import evaluate
 from kcpgen.verify.inputs import Inputs, make_inputs
@@ -93,6 +96,40 @@ def test_scans_solve_only_where_prepare_has_left_it_to_them(name: str) -> None:
         found = called(name, inputs, case())
     assert launched == []
     assert [key for key, x in expected.items() if not torch.equal(found[key], x)] == []
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_W_is_made_of_segments_alone_that_M_is_wanted_of(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the one in the middle, of the head whose gates remember. What is not made is NaN here, for nobody."""
+    given = replace(case(6 * 64, 6 * 64), segments=3)
+    inputs = make_inputs(load_op(GENERATED / "gdn"), given, "cpu")
+    with torch.no_grad():
+        inputs.tokens["g"][..., 0] = -1.0
+        inputs.tokens["g"][..., 1] = -0.01
+    call = called if training else in_inference
+    expected = call("gdn", inputs, given)
+    made: list[Tensor] = []
+    with in_roles(GENERATED / "gdn") as launched:
+        module = import_module(f"{load_op(GENERATED / 'gdn').chunk.__module__.rpartition('.')[0]}.prepare_hopper")
+        prepare = module.prepare_on_hopper
+
+        def prepared(*operands: Any, **keywords: Any) -> bool:
+            made.append(next(x.W_0.fill_(math.nan) for x in operands if hasattr(x, "W_0")))
+            return bool(prepare(*operands, **keywords))
+
+        monkeypatch.setattr(module, "prepare_on_hopper", prepared)
+        found = call("gdn", inputs, given)
+    assert {*launched} == {"scan", "summary", *(["reverse"] if training else [])}
+    errors = {key: apart(found[key], x) for key, x in expected.items() if x.any()}
+    assert {key: error for key, error in errors.items() if not error < CLOSE} == {}
+    (W,) = made
+    there = [[bool(x.isfinite().all()) for x in chunk] for chunk in W]
+    assert there == [[False, chunk in (2, 3)] for chunk in range(6)]
+
+
+def in_inference(name: str, inputs: Inputs, given: Case) -> dict[str, Tensor]:
+    with forced_segments(given.segments):
+        return inferred(name, inputs, given)
 
 
 def behind(x: Tensor, border: int) -> Tensor:

@@ -247,6 +247,20 @@ def test_a_fault_in_what_scans_solve_with_is_found(right: str, wrong: str, said:
         check(given, source)
 
 
+def test_W_is_left_out_of_segments_that_forget_what_enters_them() -> None:
+    """Of one head the segment of the second chunk remembers, the other forgets within fewer chunks than it has."""
+    given = where_the_scan_solves(call(CASES["gdn in place"]), keeps_W=True)
+    of_chunks = torch.tensor([(-1, -1), (0, 1)], dtype=torch.int32)
+    assert given.layout.chunk_count == len(of_chunks)
+    needed = torch.tensor([(1, 0)], dtype=torch.int32)
+    keywords = {**given.keywords, "segments": of_chunks, "chunks_needed": needed}
+    found = emulated(replace(given, keywords=keywords), FILES["gdn"])["W_0"]
+    assert found[0].isnan().all()
+    assert found[1, 1].isnan().all()
+    off = found[1, 0].double() - given.expected.W_0[1, 0].double()
+    assert float(off.norm() / given.expected.W_0[1, 0].double().norm()) < BOUND[1]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_so_it_does_of_forms_that_no_op_here_has(form: str, tmp_path: Path) -> None:
     package = built(form, tmp_path)
@@ -267,8 +281,8 @@ FAULTS = [
     ("gdn in groups", "[at * C, block * BK], erase_block)", "[at * C, 0], erase_block)", "W_0"),
     (
         "gdn in groups",
-        "            gl.thread_barrier()\n            erase_block.store",
-        "            erase_block.store",
+        "gl.thread_barrier()\n                erase_block.store",
+        "erase_block.store",
         "may still read",
     ),
     (
