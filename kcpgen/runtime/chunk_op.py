@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.hopper_roles import takes
-from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, readable, scratch_dtype, unit_stride
+from kcpgen.runtime.launch import StatesAround, Tiles, altered, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
@@ -463,13 +463,12 @@ def _without_inputs(prepared: Any, tensors: Sequence[Tensor | None]) -> tuple[An
     input may then serve for anything else.
     """
     numbers = {id(x): n for n, x in enumerate(tensors) if x is not None}
-    of_fields = {field.name: getattr(prepared, field.name) for field in fields(prepared)}
-    lent = {name: numbers[id(x)] for name, x in of_fields.items() if id(x) in numbers}
-    return replace(prepared, **dict.fromkeys(lent)), lent
+    lent = {name: numbers[id(x)] for name, x in vars(prepared).items() if id(x) in numbers}
+    return altered(prepared, **dict.fromkeys(lent)), lent
 
 
 def _with_inputs(prepared: Any, lent: Mapping[str, int], tensors: Sequence[Any]) -> Any:
-    return replace(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
+    return altered(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
 
 
 class _Chunked(torch.autograd.Function):
