@@ -30,7 +30,7 @@ from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.hopper_roles import takes
 from kcpgen.runtime.launch import StatesAround, Tiles, altered, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
-from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
+from kcpgen.runtime.pieces import Pieces, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
 from kcpgen.runtime.streams import beside, join
 from kcpgen.runtime.tuned import tiles_for
@@ -104,8 +104,8 @@ class Run:
         """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
         if self.pieces(self.sequences) is not None:
             return ()
-        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
-        return stretches.side_by_side(chunks, self.heads, self.programs, multiprocessors(self.layout.sequences.device))
+        processors = multiprocessors(self.layout.sequences.device)
+        return stretches.side_by_side(self.layout.lengths, self.heads, self.programs, processors)
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
@@ -120,7 +120,7 @@ class Run:
 
     def _pieces(self, sequences: range, transition_programs: int, processors: int, summarised: bool) -> Pieces | None:
         """All sequences of a layout decide on the segments of each, whichever are asked for."""
-        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
+        chunks = self.layout.lengths
         if self.segments is not None:
             counts = split.equal_segments(chunks, self.segments)
         else:
