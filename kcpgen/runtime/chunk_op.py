@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class Run:
     differentiable: bool  # whether a backward may follow
     segments: int | None  # asked for when the call was made: a backward may run where nobody asks
 
-    @property
+    @cached_property
     def sequences(self) -> range:
         return range(self.layout.sequence_count)
 
@@ -95,11 +96,12 @@ class Run:
             return self.layout
         return self.layout.once(("window", sequences), lambda: _window(self.layout, sequences))
 
-    @property
+    @cached_property
     def programs(self) -> int:
         """Of a serial kernel, for one sequence."""
         return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
 
+    @cached_property
     def stretches(self) -> tuple[range, ...]:
         """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
         if self.pieces(self.sequences) is not None:
@@ -109,28 +111,38 @@ class Run:
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
+        return self.layout.once(("pieces", sequences, *self._cutting), lambda: self._pieces(sequences, *self._cutting))
+
+    @cached_property
+    def _cutting(self) -> tuple[int | None, int, int, int, bool, bool]:
+        """What decides on segments, beside the layout."""
         transitions = self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions else 0
         summarised = self.cp is not None and self.cp.shard.interior
         processors = multiprocessors(self.layout.sequences.device)
-        roles = self.tiles.scan.roles
-        return self.layout.once(
-            ("pieces", sequences, self.segments, self.programs, transitions, processors, summarised, roles),
-            lambda: self._pieces(sequences, transitions, processors, summarised),
-        )
+        return self.segments, self.programs, transitions, processors, summarised, self.tiles.scan.roles
 
-    def _pieces(self, sequences: range, transition_programs: int, processors: int, summarised: bool) -> Pieces | None:
+    def _pieces(
+        self,
+        sequences: range,
+        segments: int | None,
+        programs: int,
+        transition_programs: int,
+        processors: int,
+        summarised: bool,
+        roles: bool,
+    ) -> Pieces | None:
         """All sequences of a layout decide on the segments of each, whichever are asked for."""
         chunks = self.layout.lengths
-        if self.segments is not None:
-            counts = split.equal_segments(chunks, self.segments)
+        if segments is not None:
+            counts = split.equal_segments(chunks, segments)
         else:
             counts = split.segment_counts(
                 chunks,
-                programs=self.programs,
+                programs=programs,
                 transition_programs=transition_programs,
                 multiprocessors=processors,
                 summarised=summarised,
-                roles=self.tiles.scan.roles,
+                roles=roles,
             )
         some = counts[sequences.start : sequences.stop]
         return None if max(some, default=1) == 1 else cut(self.layout, self.batch, self.starts, counts, sequences)
@@ -204,7 +216,7 @@ class _Op:
 class Forward(_Op):
     def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
-        self._stretches = run.stretches()
+        self._stretches = run.stretches
         super().__init__(run, tensors, {})
         value = tensors[run.kernels.value]
         assert value is not None
@@ -352,7 +364,7 @@ class Backward(_Op):
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
-        found = run.stretches()
+        found = run.stretches
         rows = stretches.layouts(run.layout, run.starts[-1], found)
         self._behind = stretches.Behind(found, rows) if found else None
 

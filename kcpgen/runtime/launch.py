@@ -187,8 +187,10 @@ def with_base(like: D, base: torch.Tensor) -> D:
     call has dozens; what is left to check is where it lies."""
     if base.data_ptr() % ALIGNMENT:
         raise ValueError(f"scratch begins at {base.data_ptr()}; allowed: multiples of {ALIGNMENT}")
-    made = object.__new__(type(like))  # `altered`, without one more call
-    made.__dict__.update(like.__dict__, base=base)
+    fields = like.__dict__.copy()
+    fields["base"] = base
+    made = object.__new__(type(like))
+    made.__dict__ = fields
     return made
 
 
