@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,9 +29,9 @@ from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.hopper_roles import takes
-from kcpgen.runtime.launch import StatesAround, Tiles, dot_precision, readable, scratch_dtype, unit_stride
+from kcpgen.runtime.launch import StatesAround, Tiles, altered, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
-from kcpgen.runtime.pieces import Pieces, chunk_counts, cut, multiprocessors
+from kcpgen.runtime.pieces import Pieces, cut, multiprocessors
 from kcpgen.runtime.segments import chunks_before, segment_count, segments
 from kcpgen.runtime.streams import beside, join
 from kcpgen.runtime.tuned import tiles_for
@@ -85,7 +86,7 @@ class Run:
     differentiable: bool  # whether a backward may follow
     segments: int | None  # asked for when the call was made: a backward may run where nobody asks
 
-    @property
+    @cached_property
     def sequences(self) -> range:
         return range(self.layout.sequence_count)
 
@@ -95,42 +96,53 @@ class Run:
             return self.layout
         return self.layout.once(("window", sequences), lambda: _window(self.layout, sequences))
 
-    @property
+    @cached_property
     def programs(self) -> int:
         """Of a serial kernel, for one sequence."""
         return self.heads * (self.tiles.prepare.value_width // self.tiles.scan.value_block)
 
+    @cached_property
     def stretches(self) -> tuple[range, ...]:
         """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
         if self.pieces(self.sequences) is not None:
             return ()
-        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
-        return stretches.side_by_side(chunks, self.heads, self.programs, multiprocessors(self.layout.sequences.device))
+        processors = multiprocessors(self.layout.sequences.device)
+        return stretches.side_by_side(self.layout.lengths, self.heads, self.programs, processors)
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
+        return self.layout.once(("pieces", sequences, *self._cutting), lambda: self._pieces(sequences, *self._cutting))
+
+    @cached_property
+    def _cutting(self) -> tuple[int | None, int, int, int, bool, bool]:
+        """What decides on segments, beside the layout."""
         transitions = self.heads * max(1, self.tiles.prepare.key_width // 64) if self.kernels.transitions else 0
         summarised = self.cp is not None and self.cp.shard.interior
         processors = multiprocessors(self.layout.sequences.device)
-        roles = self.tiles.scan.roles
-        return self.layout.once(
-            ("pieces", sequences, self.segments, self.programs, transitions, processors, summarised, roles),
-            lambda: self._pieces(sequences, transitions, processors, summarised),
-        )
+        return self.segments, self.programs, transitions, processors, summarised, self.tiles.scan.roles
 
-    def _pieces(self, sequences: range, transition_programs: int, processors: int, summarised: bool) -> Pieces | None:
+    def _pieces(
+        self,
+        sequences: range,
+        segments: int | None,
+        programs: int,
+        transition_programs: int,
+        processors: int,
+        summarised: bool,
+        roles: bool,
+    ) -> Pieces | None:
         """All sequences of a layout decide on the segments of each, whichever are asked for."""
-        chunks = chunk_counts(self.batch, self.starts, self.layout.chunk)
-        if self.segments is not None:
-            counts = split.equal_segments(chunks, self.segments)
+        chunks = self.layout.lengths
+        if segments is not None:
+            counts = split.equal_segments(chunks, segments)
         else:
             counts = split.segment_counts(
                 chunks,
-                programs=self.programs,
+                programs=programs,
                 transition_programs=transition_programs,
                 multiprocessors=processors,
                 summarised=summarised,
-                roles=self.tiles.scan.roles,
+                roles=roles,
             )
         some = counts[sequences.start : sequences.stop]
         return None if max(some, default=1) == 1 else cut(self.layout, self.batch, self.starts, counts, sequences)
@@ -207,7 +219,7 @@ class _Op:
 class Forward(_Op):
     def __init__(self, run: Run, tensors: Sequence[Tensor | None]) -> None:
         self._run = run
-        self._stretches = run.stretches()
+        self._stretches = run.stretches
         super().__init__(run, tensors, {})
         value = tensors[run.kernels.value]
         assert value is not None
@@ -366,7 +378,7 @@ class Backward(_Op):
         self._replayed: Tensor | None = None
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
-        found = run.stretches()
+        found = run.stretches
         rows = stretches.layouts(run.layout, run.starts[-1], found)
         self._behind = stretches.Behind(found, rows) if found else None
 
@@ -477,13 +489,12 @@ def _without_inputs(prepared: Any, tensors: Sequence[Tensor | None]) -> tuple[An
     input may then serve for anything else.
     """
     numbers = {id(x): n for n, x in enumerate(tensors) if x is not None}
-    of_fields = {field.name: getattr(prepared, field.name) for field in fields(prepared)}
-    lent = {name: numbers[id(x)] for name, x in of_fields.items() if id(x) in numbers}
-    return replace(prepared, **dict.fromkeys(lent)), lent
+    lent = {name: numbers[id(x)] for name, x in vars(prepared).items() if id(x) in numbers}
+    return altered(prepared, **dict.fromkeys(lent)), lent
 
 
 def _with_inputs(prepared: Any, lent: Mapping[str, int], tensors: Sequence[Any]) -> Any:
-    return replace(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
+    return altered(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
 
 
 class _Chunked(torch.autograd.Function):

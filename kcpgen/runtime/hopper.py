@@ -24,6 +24,7 @@ from kcpgen.runtime.layout import ChunkLayout
 TRITON = ("3.6.",)  # Gluon is experimental: releases that these kernels were run with
 LIMIT = 230_000  # bytes of shared memory, tiles on their way out included
 SHARED_OF_TWO, RESERVED = 228 * 1024, 1024  # bytes of a multiprocessor's shared memory, and what a program takes beside
+COPIED = frozenset({torch.bfloat16, torch.float32})  # inputs by chunks
 
 _forced: ContextVar[bool | None] = ContextVar("hopper", default=None)
 
@@ -43,8 +44,11 @@ def settled(tiles: Tiles, device: torch.device) -> Tiles:
     found = _forced.get()
     if found is None:
         found = not interpreting() and _on_hopper(device)
-    if found:
-        return tiles
+    return tiles if found else _portable(tiles)
+
+
+@lru_cache(maxsize=256)
+def _portable(tiles: Tiles) -> Tiles:
     serial = {name: replace(getattr(tiles, name), roles=False) for name in ("scan", "reverse")}
     by_chunks = {name: replace(getattr(tiles, name), in_flight=False) for name in ("prepare", "gradients")}
     return replace(tiles, **serial, **by_chunks)
@@ -61,7 +65,7 @@ def copied_by_chunks(prepared: Any, layout: ChunkLayout, chunk: int, shared: int
         return False
     if layout.chunk_count * prepared.heads * max(prepared.value_width, layout.chunk) >= 2**31:  # rows of a descriptor
         return False
-    return all(x.dtype in (torch.bfloat16, torch.float32) and addressable(x) for x in inputs)
+    return COPIED.issuperset(x.dtype for x in inputs) and all(map(addressable, inputs))
 
 
 def registers(shared: int, warps: int, programs: int) -> int:

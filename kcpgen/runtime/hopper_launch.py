@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache, lru_cache
 
 import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kcpgen.runtime.launch import by_head, nowhere, with_base
+from kcpgen.runtime.launch import heads_first, nowhere, tall, with_base
 
 
 class _Layout(gl.NVMMASharedLayout):
@@ -30,38 +31,35 @@ NUMBERS = _named(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 def tile_descriptor(scratch: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
     """As in `kcpgen.runtime.launch`: dense scratch as one tall matrix, in [rows, columns] tiles."""
-    width = scratch.shape[-1]
-    return with_base(_tall(scratch.dtype, scratch.numel() // width, width, rows, columns), scratch)
+    return with_base(_tall(scratch.dtype, scratch.shape, rows, columns), scratch)
 
 
 @lru_cache(maxsize=512)
-def _tall(dtype: torch.dtype, height: int, width: int, rows: int, columns: int) -> TensorDescriptor:
-    block, layout = [rows, columns], _layout(columns, 2, dtype.itemsize)
-    return TensorDescriptor(nowhere(dtype), [height, width], [width, 1], block, layout)
+def _tall(dtype: torch.dtype, shape: tuple[int, ...], rows: int, columns: int) -> TensorDescriptor:
+    return TensorDescriptor(nowhere(dtype), *tall(shape), [rows, columns], _layout(columns, 2, dtype.itemsize))
 
 
 def vector_descriptor(vectors: torch.Tensor, in_place: bool, rows: int, columns: int) -> TensorDescriptor:
     """Likewise: vectors of chunks, an input [B, T, heads, K] or dense scratch [NT, HV, rows, columns]."""
-    heads_first = by_head(vectors, in_place)
-    return with_base(_by_head(vectors.dtype, heads_first.shape, heads_first.stride(), rows, columns), heads_first)
+    return with_base(_by_head(vectors.dtype, vectors.shape, vectors.stride(), in_place, rows, columns), vectors)
 
 
 @lru_cache(maxsize=512)
 def _by_head(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int, columns: int
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], in_place: bool, rows: int, columns: int
 ) -> TensorDescriptor:
     block, layout = [1, 1, rows, columns], _layout(columns, 4, dtype.itemsize)
-    return TensorDescriptor(nowhere(dtype), list(shape), list(strides), block, layout)
+    return TensorDescriptor(nowhere(dtype), *heads_first(shape, strides, in_place), block, layout)
 
 
 def row_descriptor(numbers: torch.Tensor, count: int) -> TensorDescriptor:
     """fp32 scratch [.., count]: a row for each chunk and head."""
-    return with_base(_rows(numbers.dtype, numbers.numel() // count, count), numbers)
+    return with_base(_rows(numbers.dtype, numbers.shape, count), numbers)
 
 
 @lru_cache(maxsize=512)
-def _rows(dtype: torch.dtype, height: int, count: int) -> TensorDescriptor:
-    return TensorDescriptor(nowhere(dtype), [height, count], [count, 1], [1, count], NUMBERS)
+def _rows(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> TensorDescriptor:
+    return TensorDescriptor(nowhere(dtype), [math.prod(shape) // count, count], [count, 1], [1, count], NUMBERS)
 
 
 @cache

@@ -71,17 +71,17 @@ def columns_and_stages(
         return NARROW, count
     programs = prepared.heads * prepared.value_width // NARROW
     found = fitting_columns(layout.lengths, programs, multiprocessors(layout.sequences.device), shared)
-    return found, _in_flight(*shared(found))
+    return found, count if found == NARROW else _in_flight(*shared(found))
 
 
 def fitting_columns(
     lengths: tuple[int, ...], programs: int, processors: int, shared: Callable[[int], tuple[int, int]]
 ) -> int:
     """Of `columns` those that there is room for, if two programs of 64 do not share a multiprocessor anyway."""
-    count = _in_flight(*shared(NARROW))
-    if not _in_flight(*shared(WIDE)) or _two_fit(count, *shared(NARROW)):
+    found = columns(lengths, programs, processors)
+    if found == NARROW or not _in_flight(*shared(WIDE)):  # the former is known, and so most calls need no more
         return NARROW
-    return columns(lengths, programs, processors)
+    return NARROW if _two_fit(_in_flight(*shared(NARROW)), *shared(NARROW)) else found
 
 
 def _two_fit(count: int, tile_bytes: int, leaving_bytes: int) -> bool:

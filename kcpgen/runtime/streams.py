@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 
 import torch
@@ -87,19 +87,18 @@ class SerialStream:
         self._current = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._stream = None if self._current is None else _serial_stream(device, self._current.cuda_stream)
 
-    @contextmanager
-    def work(self) -> Iterator[None]:
+    def work(self) -> AbstractContextManager[None]:
         """The body's kernels run on this stream."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            yield
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    @contextmanager
-    def after_all(self) -> Iterator[None]:
+    def after_all(self) -> AbstractContextManager[None]:
         """Likewise, once all is done that the other has been given so far."""
+        self._wait()
+        return self.work()
+
+    def _wait(self) -> None:
         if self._stream is not None and self._current is not None:
             self._stream.wait_stream(self._current)
-        with self.work():
-            yield
 
     def now(self) -> torch.cuda.Event | None:
         """Comes about once all is done that this stream has been given so far."""
@@ -111,8 +110,7 @@ class SerialStream:
             self._current.wait_event(event)
 
     def __enter__(self) -> SerialStream:
-        if self._stream is not None and self._current is not None:
-            self._stream.wait_stream(self._current)
+        self._wait()
         return self
 
     def __exit__(self, *raised: object) -> None:

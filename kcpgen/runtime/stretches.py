@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, pairwise, starmap
 from typing import Protocol
 
@@ -47,7 +48,8 @@ def halves(chunks: int, heads: int, multiprocessors: int) -> tuple[range, ...]:
     return (range(cut), range(cut, chunks)) if cut else (range(chunks),)
 
 
-def side_by_side(chunks: Sequence[int], heads: int, programs: int, multiprocessors: int) -> tuple[range, ...]:
+@lru_cache(maxsize=256)
+def side_by_side(chunks: tuple[int, ...], heads: int, programs: int, multiprocessors: int) -> tuple[range, ...]:
     """Stretches of a sequence whose serial kernels leave multiprocessors idle; () where they do not, or of several.
 
     chunks: of each sequence. programs: of a serial kernel for one of them.
@@ -110,10 +112,11 @@ def forward(
     state = op.states(1) if final is None else final
     if not isinstance(initial, Awaited):
         _begin(state, initial)  # a small kernel would wait long for its place among those of `prepare`
-    with SerialStream(state.device) as serial:
+    op.prepare(stretches[0])
+    with SerialStream(state.device) as serial:  # after that
         for chunks, row in zip(stretches, rows, strict=True):
             op.prepare(chunks)
-            with serial.after_all():
+            with serial.after_all() if chunks.start else serial.work():
                 if not chunks.start and isinstance(initial, Awaited):
                     _begin(state, initial)
                 op.scan(row, op.o, state, state)
@@ -133,7 +136,7 @@ class Behind:
         self._done: list[torch.cuda.Event | None] = []
 
     def begin(self, op: Backward) -> None:
-        op.reverse(replace(self._rows[0], sequence_count=0), None, None)  # no kernel: its results are allocated here
+        op.reverse(_of_no_sequence(self._rows[0]), None, None)  # no kernel: its results are allocated here
         self._serial.__enter__()
 
     def end(self, *raised: object) -> None:
@@ -161,6 +164,10 @@ class Behind:
             middle = (chunks.start + chunks.stop) // (2 * STEP) * STEP
             long = len(chunks) > PORTION * total and middle > chunks.start
             yield from (range(middle, chunks.stop), range(chunks.start, middle)) if long else (chunks,)
+
+
+def _of_no_sequence(layout: ChunkLayout) -> ChunkLayout:
+    return layout.once("no sequence", lambda: replace(layout, sequence_count=0))
 
 
 def _begin(state: Tensor, given: Tensor | Awaited | None) -> None:

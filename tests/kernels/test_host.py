@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from kcpgen.runtime.launch import (
     StatesAround,
+    altered,
     choose_tiles,
     gradient_buffer,
     padded,
@@ -161,6 +163,11 @@ def test_the_reverse_scan_of_several_terms_holds_fewer_chunks_where_keys_are_wid
         for terms in (1, 2)
     }
     assert stages == {(128, 1): 3, (128, 2): 3, (256, 1): 2, (256, 2): 1}
+
+
+def test_an_altered_copy_is_what_dataclasses_would_make() -> None:
+    tiles = choose_tiles(keys=64, values=64, decay="none", terms=1, dtype=torch.bfloat16)
+    assert altered(tiles, chunk=16) == replace(tiles, chunk=16) != tiles
 
 
 def test_states_are_let_go() -> None:

@@ -14,19 +14,19 @@ H200 = 132  # multiprocessors
 @pytest.mark.parametrize(
     ("chunks", "heads", "lengths"),
     [
-        ([256], 32, [128, 80, 48]),  # 8192 tokens of 32 heads in chunks of 32
-        ([128], 32, [80, 48]),  # and of 64
-        ([104], 36, []),  # one would be too short
-        ([64], 32, []),  # too short for more launches
-        ([256], 96, []),  # serial kernels fill the device
-        ([128, 128], 32, []),
-        ([], 32, []),
-        ([0], 32, []),
-        ([1000], 1, []),
-        ([4001], 1, [2000, 1200, 801]),
+        ((256,), 32, [128, 80, 48]),  # 8192 tokens of 32 heads in chunks of 32
+        ((128,), 32, [80, 48]),  # and of 64
+        ((104,), 36, []),  # one would be too short
+        ((64,), 32, []),  # too short for more launches
+        ((256,), 96, []),  # serial kernels fill the device
+        ((128, 128), 32, []),
+        ((), 32, []),
+        ((0,), 32, []),
+        ((1000,), 1, []),
+        ((4001,), 1, [2000, 1200, 801]),
     ],
 )
-def test_one_long_sequence_of_few_heads(chunks: list[int], heads: int, lengths: list[int]) -> None:
+def test_one_long_sequence_of_few_heads(chunks: tuple[int, ...], heads: int, lengths: list[int]) -> None:
     found = side_by_side(chunks, heads, 2 * heads, H200)
     assert [len(stretch) for stretch in found] == lengths
     assert [chunk for stretch in found for chunk in stretch] == (list(range(chunks[0])) if found else [])
@@ -35,7 +35,7 @@ def test_one_long_sequence_of_few_heads(chunks: list[int], heads: int, lengths: 
 
 
 def test_nothing_runs_side_by_side_where_there_are_no_multiprocessors() -> None:
-    assert side_by_side([1000], 32, 64, 0) == ()
+    assert side_by_side((1000,), 32, 64, 0) == ()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_stretches_are_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     whole = evaluate(op.chunk, inputs, CASE, backend="triton")
     launched = []
 
-    def cut(chunks: list[int], *_: int) -> tuple[range, ...]:
+    def cut(chunks: tuple[int, ...], *_: int) -> tuple[range, ...]:
         launched.append(chunks)
         return (range(16), range(16, chunks[0]))
 
