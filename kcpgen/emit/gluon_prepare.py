@@ -86,6 +86,7 @@ def emit_prepare_hopper(
             "handed_over",
             "product",
             *(["rounded"] if plan.erasing else []),
+            *(["rounded_in_columns"] if solve_in_scan.solves_in_scan(plan) else []),
         ],
         cleared=list(_cleared(plan)),
         kept=list(_kept(plan, vectors)) if any(name in tiles for name in vectors) else [],

@@ -528,7 +528,8 @@ class _Chunked(torch.autograd.Function):
         run: Run = ctx.run
         if torch.is_grad_enabled():  # create_graph=True: the kernels' gradients would come out as constants
             raise RuntimeError(f"{run.kernels.op}: no gradients of gradients on Triton; backend='eager' has them")
-        states, tensors = ctx.saved_tensors[:3], ctx.saved_tensors[3:]  # hooks may have laid them out anew
+        saved = ctx.saved_tensors  # once: a checkpoint's hook gives them back no second time
+        states, tensors = saved[:3], saved[3:]  # hooks may have laid them out anew
         initial, received, transitions = (None if x is None else x.contiguous() for x in states)
         tensors = [None if x is None else unit_stride(x) for x in tensors]
         prepared = _with_inputs(ctx.prepared, ctx.lent, tensors)

@@ -185,3 +185,38 @@ def rounded(x):
         is_pure=True,
         pack=2,
     )
+
+
+CARRIED = gl.constexpr(32)  # rows of a column that one thread rounds
+
+
+def _rounding_in_columns() -> str:
+    """CARRIED fp32 numbers, $16 to $47, each of which first takes what the last one lost; $0 to $15 are pairs."""
+    lines = ["mov.b32 lost, 0f00000000;"]
+    for n in range(CARRIED.value):
+        x, low = f"${16 + n}", ("first", "second")[n % 2]
+        lines += [f"setp.neu.f32 some, {x}, 0f00000000;", f"mov.b32 {low}, 0f00000000;", f"@some add.f32 x, {x}, lost;"]
+        lines += [f"@some cvt.rn.bf16x2.f32 {low}, x, 0f00000000;", f"@some sub.f32 lost, x, {low};"]
+        lines += [f"prmt.b32 ${n // 2}, first, second, 0x7632;"] if n % 2 else []
+    return "{ .reg .pred some; .reg .b32 x, lost, first, second; " + " ".join(lines) + " }"
+
+
+ROUNDING = gl.constexpr(_rounding_in_columns())
+ROUNDED = gl.constexpr(",".join(["=&r"] * 16 + ["r"] * 32))
+
+
+@gluon.jit
+def rounded_in_columns(tile, C: gl.constexpr):
+    """What lies below the diagonal of an fp32 tile [C, C], in bf16, and what rounding left.
+
+    What a number loses the one below takes with it, in runs of CARRIED rows, so that a sum of a column's numbers loses
+    what one of them loses. Where keys repeat, numbers of (I - L)^-1 are large and alternate, and sums of them, which
+    are what a state sees, nearly vanish. Zeros stay zeros: nothing passes from before a reset to what is behind it.
+    """
+    columns: gl.constexpr = gl.BlockedLayout(
+        [CARRIED, 1], [1, 32], [C // CARRIED, gl.num_warps() * CARRIED // C], [0, 1]
+    )
+    rows = gl.arange(0, C, gl.SliceLayout(1, columns))
+    x = gl.where(rows[:, None] > gl.arange(0, C, gl.SliceLayout(0, columns))[None, :], tile.load(columns), 0.0)
+    low = gl.inline_asm_elementwise(ROUNDING, ROUNDED, [x], dtype=gl.bfloat16, is_pure=True, pack=CARRIED)
+    return low, x - low.to(gl.float32)

@@ -122,6 +122,18 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return low, x - low.float()
 
 
+def rounded_in_columns(tile: Any, C: int) -> tuple[Tensor, Tensor]:
+    x = torch.tril(tile.load(None), -1)
+    low = torch.zeros(C, C, dtype=torch.bfloat16)
+    for row in range(C):
+        if row % hopper_ops.CARRIED.value == 0:
+            lost = torch.zeros(C)
+        some, carried = x[row] != 0, x[row] + lost
+        low[row] = torch.where(some, carried, 0.0).to(torch.bfloat16)
+        lost = torch.where(some, carried - low[row].float(), lost)
+    return low, x - low.float()
+
+
 def loaded(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Tensor:
     places, chosen = torch.broadcast_tensors(torch.as_tensor(pointer.offset), torch.as_tensor(mask))
     found = torch.full(places.shape, other, dtype=pointer.base.dtype)
@@ -157,7 +169,8 @@ def globals_of_kernels() -> dict[str, Any]:
         arange=lambda start, stop, layout: torch.arange(start, stop),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
     )
-    names = {"gl": gl, "rounded": rounded, "in_bf16": lambda x: x.to(torch.bfloat16)}
+    rounding = {"rounded": rounded, "rounded_in_columns": rounded_in_columns, "in_bf16": lambda x: x.to(torch.bfloat16)}
+    names = {"gl": gl, **rounding}
     products = ("product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
     define(Path(hopper_ops.__file__), ("fetch_vectors", "clear_behind", *products), names)
     define(Path(forgetting.__file__), ("forgotten",), names)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
-from kcpgen.verify.compare import evaluate
+from kcpgen.verify.compare import compare, evaluate
 from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
@@ -83,6 +83,16 @@ def test_so_they_are_in_segments_where_scans_solve_and_m_wants_w(name: str) -> N
     assert {*launched} == {"scan", "reverse", "summary"}
     errors = {key: apart(found[key], x) for key, x in expected.items() if x.any()}
     assert {key: error for key, error in errors.items() if not error < CLOSE} == {}
+
+
+@pytest.mark.parametrize("name", SOLVING)
+def test_keys_that_repeat_stay_within_the_bounds_of_verify(name: str) -> None:
+    """Its own case, in which a token nearly reflects the state: sums of T's columns count, not T's numbers."""
+    given = replace(case(200, 200), label="repeated keys", heads=2, keys="repeated", gates="zero", segments=None)
+    with in_roles(GENERATED / name):
+        found = compare(load_op(GENERATED / name), given, "cpu")
+    assert not found.failure
+    assert {x.tensor: (x.error, x.bound) for x in found.figures if not x.ok} == {}
 
 
 @pytest.mark.parametrize("name", SOLVING)

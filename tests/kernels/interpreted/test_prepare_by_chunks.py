@@ -232,7 +232,7 @@ def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("rounded(tl.where(before, T_0_0, 0.0))", "rounded(T_0_0)", "inverse_0"),
+        ("rounded_in_columns(inverse_tile, C)", "rounded(T_0_0)", "inverse_0"),
         ("inverse_0_rest_leaving.store(inverse_0_rest.to(LOW))", "inverse_0_rest_leaving.store(inverse_0)", "its rest"),
         ("        inverse_0_rest_leaving._keep_alive()\n", "        pass\n", "may lose its place"),
     ],
