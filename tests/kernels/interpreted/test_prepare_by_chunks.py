@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper
+from kcpgen.runtime import hopper, hopper_ops
 from kcpgen.runtime.launch import Tiles
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.verify.cases import Case
@@ -23,6 +23,7 @@ from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
 from tests.kernels.forms import built
 from tests.kernels.gluon_by_chunks import launcher
+from tests.kernels.gluon_emulated import rounded_in_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NaN, in the interpreter
 FILES = {path.parent.name: path for path in sorted((ROOT / "generated").glob("*/prepare_hopper.py"))}
@@ -181,10 +182,12 @@ def for_roles(given: Call, *, keeps_W: bool = True) -> Call:
     if decayed:
         asked |= {"G": from_start, "score_scale": torch.full_like(made.from_start, given.keywords["scale"])}
     if "inverse_0" in names:
-        strengths, inverse = getattr(made, "strength_0", torch.ones(())), made.T_0_0.tril(-1).bfloat16()
+        strengths = getattr(made, "strength_0", torch.ones(()))
+        parts = [rounded_in_columns(T, T.shape[-1]) for T in made.T_0_0.flatten(0, 1)]
+        low, rest = (torch.stack(x).view_as(made.T_0_0) for x in zip(*parts, strict=True))
         asked |= {
-            "inverse_0": inverse,
-            "inverse_0_rest": (made.T_0_0.tril(-1) - inverse.float()).bfloat16(),
+            "inverse_0": low,
+            "inverse_0_rest": rest.bfloat16(),
             "T_0_0": None,
             "erase_from_start": -strengths * from_start,  # of ops that erase by what they write by
             "B_0_0": None,
@@ -195,12 +198,15 @@ def for_roles(given: Call, *, keeps_W: bool = True) -> Call:
 
 
 def in_full(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With both parts of (I - L)^-1 in one: what rounding left, one number that falls otherwise changes by itself."""
-    rests = {n: x for n, x in tensors.items() if n.startswith("inverse_") and n.endswith("_rest")}
-    whole = {
-        n.replace("_rest", " and its rest"): tensors[n.removesuffix("_rest")].float() + x for n, x in rests.items()
-    }
-    return {n: x for n, x in tensors.items() if n not in rests} | whole
+    """With both parts of (I - L)^-1 in one, and the greater one summed down its columns, in the runs in which numbers
+    take what those above them lost: where one of them falls is another matter each time."""
+    rests = {n.removesuffix("_rest"): x for n, x in tensors.items() if n.startswith("inverse_") and n.endswith("_rest")}
+    made = {n: x for n, x in tensors.items() if n.removesuffix("_rest") not in rests}
+    for n, x in rests.items():
+        made[f"{n} and its rest"] = tensors[n].float() + x
+        runs = tensors[n].float().unflatten(2, (-1, hopper_ops.CARRIED.value))
+        made[f"{n}, summed"] = runs.cumsum(3).flatten(2, 3)
+    return made
 
 
 def check(given: Call, source: Path) -> None:
@@ -241,6 +247,7 @@ def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
     ("right", "wrong", "said"),
     [
         ("rounded_in_columns(inverse_tile, C)", "rounded(T_0_0)", "inverse_0"),
+        ("rounded_in_columns(inverse_tile, C)", "rounded(tl.where(before, T_0_0, 0.0))", "summed"),
         ("inverse_0_rest_leaving.store(inverse_0_rest.to(LOW))", "inverse_0_rest_leaving.store(inverse_0)", "its rest"),
         ("        inverse_0_rest_leaving._keep_alive()\n", "        pass\n", "may lose its place"),
     ],
