@@ -20,6 +20,7 @@ from kcpgen.emit import (
     gluon_gradients,
     gluon_prepare,
     gluon_prepare_channels,
+    scores_in_scan,
     solve_in_scan,
     triton_values,
 )
@@ -87,8 +88,11 @@ class Counting:
         rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
         solving = solve_in_scan.read_by_scan(self.plan) if self._solving else []
         reads = {name: self.scratch[name] for name in [*triton_values.strengths(self.plan), *rests, *solving]}
-        scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), reads, self._output("o"))
-        scan = replace(scan, reads=self._without_W(scan.reads))
+        numbers = scores_in_scan.fields(self.plan) if self._scoring else {}
+        for_output = reads | {name: self.scratch[name] for name in numbers}
+        scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), for_output, self._output("o"))
+        scores = 2 * self.C * self.KP * (self.VP // self.block) if self._scoring else 0
+        scan = replace(scan, reads=self._without_A(self._without_W(scan.reads)), flops=scan.flops + scores)
         scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing)})
         summary = self._summary((*corrected, *self._equations("S_next")), reads, self._added[0])
         return (self._prepare(), *(replace(work, reads=self._without_W(work.reads)) for work in summary), scan)
@@ -118,9 +122,10 @@ class Counting:
         made = {n: self._scratch_bytes(shape) for n, (shape, _) in scratch(self.plan).items()}
         later = [*self._vectors_in_place, *(f"U_{e}" for e in self.plan.erasing)]
         if self._solving:
-            later += [n for n in made if "not solved_in_scan" in solve_in_scan.condition(self.plan, n)]
+            later += [n for n in made if "not for_roles" in solve_in_scan.condition(self.plan, n)]
         else:
             later += solve_in_scan.fields(self.plan)
+        later += () if self._scoring else scores_in_scan.fields(self.plan)
         made = {n: size for n, size in made.items() if n not in later}
         return made if self.segments > 2 else self._without_W(made)
 
@@ -154,17 +159,29 @@ class Counting:
     def _prepare(self) -> KernelWork:
         kept = {name.split("_")[0] for name in self.scratch}
         solved = [e for e in self.plan.form.solved if e.target.name == "W" and "W" in kept]
-        scores = 2 * self.C * self.KP * self._passes * sum(1 for _ in rows_of_scores(self.plan))
+        count = sum(1 for _ in rows_of_scores(self.plan)) - self._scoring
+        scores = 2 * self.C * self.KP * self._passes * count
         passed_by = set(self._vectors_in_place.values()) & {i.name for i in self.plan.inputs_on("V")}
+        passed_by |= {*(gluon_prepare.passed_by(self.plan) if self._scoring else ())}
         reads = {name: size for name, size in self.inputs.items() if name not in passed_by}
         by_tokens = self._copied(gluon_prepare.in_flight(self.plan), chunk=64)
         kind = _kind(by_tokens or self._copied(gluon_prepare_channels.in_flight(self.plan), chunk=32))
-        return self._parallel("prepare", reads, self.scratch, scores + self._solve + self._flops(solved), kind)
+        writes, products = self._without_A(self.scratch), scores + self._solve + self._flops(solved)
+        return self._parallel("prepare", reads, writes, products, kind)
 
     @cached_property
     def _solving(self) -> list[str]:
         """What the scans read beside where they solve for corrected values themselves; W is for M then."""
         return [*solve_in_scan.fields(self.plan)] if self._copied(gluon_prepare.in_flight(self.plan), chunk=64) else []
+
+    @cached_property
+    def _scoring(self) -> bool:
+        """Whether the scan makes scores of reads itself; A is for the backward then, and the scan's to write."""
+        found = scores_in_scan.scores_in_scan(self.plan) and gluon_prepare.in_flight(self.plan)
+        return self._copied(found, chunk=64)
+
+    def _without_A(self, moved: Mapping[str, float]) -> dict[str, float]:
+        return {n: size for n, size in moved.items() if not (self._scoring and n.startswith("A_"))}
 
     def _without_W(self, moved: Mapping[str, float]) -> dict[str, float]:
         return {n: size for n, size in moved.items() if not (self._solving and n.startswith("W_"))}
@@ -323,9 +340,11 @@ class Counting:
         whole = sum(size for name, size in work.reads.items() if name not in on_values)
         split = sum(size for name, size in work.reads.items() if name in on_values)
 
+        made = 2 * self.C**2 if self._scoring and work.name == "scan" else 0  # a place that no copy fills
+
         def shared(columns: int) -> tuple[int, int]:
             share = columns / self.VP
-            return int(self.C * (whole + split * share)), int(self.C * sum(leaving.values()) * share)
+            return int(self.C * (whole + split * share)) + made, int(self.C * sum(leaving.values()) * share)
 
         lengths = (work.steps,) * (self.sizes.B * self.segments)
         sizes = (lengths, self._serial_programs, self.multiprocessors)

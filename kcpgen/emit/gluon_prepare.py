@@ -6,10 +6,10 @@ Tokens are as many as the rows that the tensor cores multiply, so that scores an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from kcpgen.emit import solve_in_scan, triton_values
+from kcpgen.emit import scores_in_scan, solve_in_scan, triton_values
 from kcpgen.emit.gluon_chunks import awaited, copy_input, in_64_bits, laid_out
 from kcpgen.emit.gluon_token_numbers import by_columns, by_warp, handed_over, loaded_across, loaded_once
 from kcpgen.emit.render import Value, render
@@ -24,7 +24,7 @@ from kcpgen.emit.triton_prologue import (
     used_arguments,
     where_summed,
 )
-from kcpgen.emit.triton_scratch import passed, scratch
+from kcpgen.emit.triton_scratch import in_place, optional, passed, scratch
 from kcpgen.plan import KernelPlan, Row
 
 TILES = ("read", "write", "A", "B", "inverse", "W")  # scratch that is filled by tiles
@@ -51,12 +51,18 @@ def emit_prepare_hopper(
         "before_keys": loaded_once(by_warp(from_tiles(plan, body["before_keys"]))),
         "formed": laid_out(_formed(plan)),
         "finished": by_columns(plan, body["finished"]),
-        "strengths": by_warp([*triton_values.store_strengths(plan), *solve_in_scan.store_rows(plan)]),
+        "strengths": by_warp(
+            [
+                *triton_values.store_strengths(plan),
+                *solve_in_scan.store_rows(plan),
+                *scores_in_scan.store_rows(plan),
+            ]
+        ),
         "value_operands": laid_out(body["value_operands"]),
     }
     blocks = [[name, *by_columns(plan, [value])] for name, value in triton_values.block_values(plan).items()]
     scaled = by_columns(plan, [body["scaled"][0]]) if plan.erasing else []
-    products = list(_products(plan, rows))
+    rows, scan_scores, unread = [*rows], scores_in_scan.scores_in_scan(plan), passed_by(plan)
     used = [*lines["formed"], *lines["finished"], *lines["value_operands"], *chain.from_iterable(blocks), *scaled]
     named = [*chain.from_iterable(lines.values()), *chain.from_iterable(blocks), *scaled]
     erase = plan.erase[erasing] if erasing is not None else None
@@ -75,10 +81,12 @@ def emit_prepare_hopper(
         device_functions=[f for f in device_functions(named) if f != "unit_lower_inverse"],
         used=in_64_bits(used_arguments(plan, named)),
         sources=sources,
-        source_tiles=[[f"{i.name}_tile", f"{i.name}_source"] for i in inputs],
+        source_tiles=[[f"{i.name}_tile", f"{i.name}_source", int(i.name in unread)] for i in inputs],
+        scan_scores=int(scan_scores),
+        passed_by=unread,
         formed_tiles=[_tile(b) for b in plan.bases if not plan.loaded(b)],
-        block_bytes=" + ".join(f"{name}.block_type.nbytes" for name in sources),
-        block_copies=[by_blocks(copy_input(i, 0)) for i in inputs],
+        block_bytes=_block_bytes(plan),
+        block_copies=[line for i in inputs for line in _where_wanted(i.name in unread, [by_blocks(copy_input(i, 0))])],
         helpers=[
             "barriers",
             "by_rows",
@@ -91,14 +99,17 @@ def emit_prepare_hopper(
         cleared=list(_cleared(plan)),
         kept=list(_kept(plan, vectors)) if any(name in tiles for name in vectors) else [],
         **handed_over(plan, used),
-        across=loaded_across(lines["finished"]),
+        score_lines=list(_scores(plan, rows, lines["finished"])),
         solved_across=loaded_across([*chain.from_iterable(blocks), *scaled]),
         sums_by_rows=list(_sums_by_rows(plan)),
-        scores=[score for score, _, _ in rows],
-        products=products,
-        awaited=awaited([score for score, _, _ in rows]),
         score=f"A_{j}",
-        score_place=own if taken else f"{_tile(plan.read.base)}.index(0).reshape([C, BK])",
+        leaving_lines=[
+            "gl.thread_barrier()",
+            f"A_{j}_leaving = {own if taken else f'{_tile(plan.read.base)}.index(0).reshape([C, BK])'}",
+            f"A_{j}_leaving.store(A_{j}.to(LOW))",
+            "fence_async_shared()",
+            f"tma.async_copy_shared_to_global(A_{j}_out, [at * C, 0], A_{j}_leaving)",
+        ],
         inverse=f"T_{erasing}_{erasing}",
         solves_in_scan=int(solve_in_scan.solves_in_scan(plan)),
         inverse_low=f"inverse_{erasing}",
@@ -108,9 +119,9 @@ def emit_prepare_hopper(
         scaled_inverse=("-" if erase and erase.coefficient.could_extract_minus_sign() else "") + "".join(scaled),
         blocks=blocks,
         places=[
-            *(_tile(b) for b in plan.bases),
-            *([f"A_{j}_leaving"] if taken else []),
-            *(f"{name}_leaving" for name, _ in blocks),
+            *([_tile(b), "ALL" if b in unread else ""] for b in plan.bases),
+            *([[f"A_{j}_leaving", f"A_{j}_out is not None" if scan_scores else ""]] if taken else []),
+            *([f"{name}_leaving", ""] for name, _ in blocks),
         ],
         leaving=tiles,
         pointers=in_rows(f"{name}_ptr" for name in numbers),
@@ -119,7 +130,7 @@ def emit_prepare_hopper(
         formed_when=_formed_when(plan),
         shared_bytes=_shared_bytes(plan),
         key_inputs_names=[i.name for i in inputs],
-        **lines,
+        **{name: found for name, found in lines.items() if name != "finished"},
     )
 
 
@@ -152,16 +163,79 @@ def _formed(plan: KernelPlan) -> Iterator[str]:
         yield f"{_tile(base)}.index(block).reshape([C, BK]).store({base_variable(plan, base)}.to(LOW))"
 
 
+def passed_by(plan: KernelPlan) -> list[str]:
+    """Inputs that only scores of reads, and vectors that are not read in place, are made of."""
+    if not scores_in_scan.scores_in_scan(plan) or in_place(plan) == "False":
+        return []
+    wanted = {*plan.write, *(row.base for row in plan.erase.values())} if plan.erasing else set()
+    return [i.name for i in plan.inputs_on("K") if i.name in plan.bases and i.name not in wanted]
+
+
+def _where_wanted(unread: bool, lines: Iterable[str]) -> list[str]:
+    return ["if ALL:", *(f"    {line}" for line in lines)] if unread else [*lines]
+
+
+def _block_bytes(plan: KernelPlan) -> str:
+    unread = passed_by(plan)
+
+    def sizes(names: Iterable[str]) -> str:
+        return " + ".join(f"{name}_source.block_type.nbytes" for name in names) or "0"
+
+    more, always = sizes(unread), sizes(i.name for i in plan.inputs_on("K") if i.name not in unread)
+    return f"{always} + ({more} if ALL else 0)" if unread else always
+
+
 def _cleared(plan: KernelPlan) -> Iterator[str]:
-    yield from (f"{base_variable(plan, b)} = by_rows({_tile(b)}.index(block), inside).to(LOW)" for b in plan.bases)
+    unread = passed_by(plan)
+    for b in plan.bases:
+        found = f"{base_variable(plan, b)} = by_rows({_tile(b)}.index(block), inside).to(LOW)"
+        yield from _where_wanted(b in unread, [found])
     yield "gl.thread_barrier()"
-    yield from (f"{_tile(b)}.index(block).reshape([C, BK]).store({base_variable(plan, b)})" for b in plan.bases)
+    for b in plan.bases:
+        stored = f"{_tile(b)}.index(block).reshape([C, BK]).store({base_variable(plan, b)})"
+        yield from _where_wanted(b in unread, [stored])
 
 
 def _kept(plan: KernelPlan, vectors: Mapping[str, str]) -> Iterator[str]:
     for name, base in vectors.items():
         tile = f"{_tile(base)}.index(block).reshape([C, BK])"
         yield f"tma.async_copy_shared_to_global({name}_out, [at * C, block * BK], {tile})"
+
+
+def _scores(plan: KernelPlan, rows: Sequence[tuple[str, Row, int]], finished: Sequence[str]) -> Iterator[str]:
+    """Products of scores, and what is left to do with them; of reads only where the scan does not make them itself."""
+    (j,) = plan.terms
+    reads, names = f"A_{j}", [score for score, _, _ in rows]
+    products, across = list(_products(plan, rows)), loaded_across(finished)
+    if not scores_in_scan.scores_in_scan(plan):
+        yield from (f"{name} = gl.zeros([C, C], gl.float32, of_keys)" for name in names)
+        yield "for block in gl.static_range(KP // BK):"
+        yield from (f"    {line}" for line in products)
+        yield from [*across, awaited(names), *finished]
+        return
+    others = [name for name in names if name != reads]
+    made = f"if {reads}_out is not None:  # else the scan makes it"
+    margin = "" if others else "    "  # all of it is about reads
+
+    def guarded(lines: Iterable[str]) -> Iterator[str]:
+        """Those of reads under the condition."""
+        for line in lines:
+            if line.startswith(f"{reads} ") and others:
+                yield from (made, f"    {line}")
+            else:
+                yield margin + line
+
+    if not others:
+        yield made
+    yield from guarded(f"{name} = gl.zeros([C, C], gl.float32, of_keys)" for name in names)
+    yield f"{margin}for block in gl.static_range(KP // BK):"
+    yield from (f"    {line}" for line in guarded(products))
+    yield from (f"{margin}{line}" for line in across)
+    if others:
+        yield from (made, f"    {awaited(names)}", "else:", f"    {awaited(others)}")
+    else:
+        yield f"{margin}{awaited(names)}"
+    yield from guarded(finished)
 
 
 def _products(plan: KernelPlan, rows: Iterable[tuple[str, Row, int]]) -> Iterator[str]:
@@ -190,7 +264,9 @@ def _shared_bytes(plan: KernelPlan) -> str:
     """Host code: of vectors, the solve, B, and A where it has a place of its own."""
     scores = 8 if any(row.base == plan.read.base for row in plan.erase.values()) else 6
     vectors = len(plan.inputs_on("K")) + sum(not plan.loaded(b) for b in plan.bases)
-    return f"2 * {vectors} * C * KP" + (f" + {scores} * C * C" if plan.erasing else "")
+    fewer = vectors - len(passed_by(plan))
+    tiles = f"({vectors} if reads_all else {fewer})" if fewer < vectors else str(vectors)
+    return f"2 * {tiles} * C * KP" + (f" + {scores} * C * C" if plan.erasing else "")
 
 
 def given(plan: KernelPlan, name: str) -> str:
@@ -200,6 +276,8 @@ def given(plan: KernelPlan, name: str) -> str:
 
 def _descriptor(plan: KernelPlan, name: str) -> str:
     made = f"tile_descriptor(prepared.{name}, C, {'C' if scratch(plan)[name][0] == 'C, C' else 'BK'})"
-    if solve_in_scan.condition(plan, name):
+    if optional(plan, name) == "keeps_A":
+        return f"None if prepared.for_roles else {made}"
+    if solve_in_scan.condition(plan, name) or optional(plan, name) == "for_roles":
         return f"None if prepared.{name} is None else {made}"
     return given(plan, name).replace(f"prepared.{name}", made)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcpgen.derivation.blocks import DIAGONALS
 from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
-from kcpgen.emit import solve_in_scan, triton_values
+from kcpgen.emit import scores_in_scan, solve_in_scan, triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
 from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
@@ -38,6 +38,7 @@ PARTS = 3  # products that one with an fp32 operand takes
 class Tile:
     """What the loading warp copies of a chunk. kind: a key of KINDS. output: whether only the output needs it.
 
+    for_scores: whether only what makes scores of reads does, where that is a role of its own.
     in_place: the flag that says whether it is an input's, whose rows behind a sequence's end are another sequence's; ""
     for scratch.
     """
@@ -47,6 +48,7 @@ class Tile:
     fetch: str
     descriptor: str
     output: bool = False
+    for_scores: bool = False
     in_place: str = ""
 
     @property
@@ -69,6 +71,7 @@ class Tile:
             "fetch": self.fetch,
             "descriptor": self.descriptor,
             "output": self.output,
+            "for_scores": self.for_scores,
         }
 
 
@@ -214,7 +217,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
     reading = [t for t in output.terms if "S" in (f.name for f in t.factors)]
     read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
     advanced = printer.sum(advance)
-    solving = solve_in_scan.solves_in_scan(plan)
+    solving, scoring = solve_in_scan.solves_in_scan(plan), scores_in_scan.scores_in_scan(plan)
     tiles = _scan_tiles(plan)
     common = _common(plan, tiles, len(plan.erasing) + 1)
     context: dict[str, Value] = {
@@ -229,11 +232,17 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
             )
         ],
         **(_solving(plan, corrections[0], len(read.opening)) if solving else {}),
-        "solves": f"inverse_{plan.terms[0]}" if solving else "",
+        "solves": int(solving),
+        "scoring": int(scoring),
+        "score_vectors": [field_of(plan, letter) for letter in ("q_in", "w_out_0") if scoring],
+        "score_numbers": scores_in_scan.numbers(plan),
+        "score_loads": scores_in_scan.loads(plan),
+        "score_lines": scores_in_scan.lines(plan),
         "decayed": [*advanced.beginning()],
         "advance": [*advanced.opened()],
         "output": [
             *read.settled(str(len(advanced.opening) + (1 if solving else 0))),
+            *(scores_in_scan.awaited() if scoring else []),
             *(f"O_T = product({left}, {right}, O_T)" for left, right in written.products),
         ],
         "outputs": len(written.products),
@@ -253,8 +262,10 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
         "raw_values": triton_values.scan_only(plan),
     }
     corrected = solve_in_scan.equations(plan) if solving else [math(e) for e in values.values()]
-    equations = [*corrected, math(output), math(advance)]
+    equations = [*(scores_in_scan.equations() if scoring else []), *corrected, math(output), math(advance)]
     context["output_bytes"] = _bytes([t for t in tiles if t.output])
+    if scoring:  # they have a place in the ring, which no copy fills
+        common["host_bytes"] = _on_host(_bytes([*tiles, _scratch("A_0", "scores")]))
     if solving:
         common["vectors"] = [
             *_vectors(plan, ["q_in", "w_out_0"]),
@@ -271,14 +282,14 @@ def _solving(plan: KernelPlan, correction: Sum, outputs: int) -> dict[str, Value
     R, U, inverse = f"R_{term}_T", f"U_{term}_T", f"inverse_{term}_tile.permute([1, 0])"
     return {
         "correct": [
-            "if not KEEP:  # early, where registers have room for it",
+            "if EARLY:",
             f"    value_{term}_T = {loaded}",
             f"{R} = fresh_product(S_T_low, {written}, nothing)",
         ],
         "corrected_lines": [
             f"{R} = warpgroup_mma_wait({outputs} if STORE_OUTPUT else 0, deps=({R},))",
             f"{R} = {R} * erase_from_start_tile.load(of_tokens)",
-            "if KEEP:",
+            "if not EARLY:",
             f"    value_{term}_T = {loaded}",
             f"{R} += {correction.start.replace(loaded, f'value_{term}_T')}",
             f"{U} = product(gl.convert_layout({R}.to(low), left), {inverse}, {R})",
@@ -443,7 +454,8 @@ def _scan_tiles(plan: KernelPlan) -> list[Tile]:
         *(_scratch(f"U_{p}", "values") for p in plan.pure_writes if f"U_{p}" not in raw),
         *(_vector(name, "values", "head", "block", "VALUES_IN_PLACE", "values_in_place") for name in raw),
         *(_scratch(name, "scores") for name in scores or triton_values.blocks(plan)),
-        *(_scratch(f"A_{j}", "scores", output=True) for j in plan.terms),
+        *(_scratch(f"A_{j}", "scores", output=True) for j in plan.terms if not scores_in_scan.scores_in_scan(plan)),
+        *(replace(_scratch(name, "row", output=True), for_scores=True) for name in scores_in_scan.fields(plan)),
         *(_scratch(name, "row") for name in [*triton_values.strengths(plan), *rows]),
         *(_scratch(name, "row", output=letter == "q_in") for letter, (name, _) in row_decays(plan).items()),
         *([_scratch("decay_out", "channels")] if plan.decay_axis else []),

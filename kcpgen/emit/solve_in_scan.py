@@ -65,10 +65,10 @@ def condition(plan: KernelPlan, name: str) -> str:
     if not solves_in_scan(plan):
         return ""
     if name.startswith("T_"):
-        return "differentiable and not solved_in_scan"
+        return "differentiable and not for_roles"
     if name in fields(plan):
-        return "solved_in_scan" if name in read_by_scan(plan) else "differentiable and solved_in_scan"
-    return {"B": "not solved_in_scan", "W": "keeps_W"}.get(name.split("_")[0], "")
+        return "for_roles" if name in read_by_scan(plan) else "differentiable and for_roles"
+    return {"B": "not for_roles", "W": "keeps_W"}.get(name.split("_")[0], "")
 
 
 def store_rows(plan: KernelPlan) -> Iterator[str]:

@@ -9,6 +9,7 @@ from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
 from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
+from kcpgen.emit.scores_in_scan import scores_in_scan
 from kcpgen.emit.solve_in_scan import solves_in_scan
 from kcpgen.emit.triton_far_gradients import emit_far_gradients
 from kcpgen.emit.triton_forgetting import emit_forgetting, forgets
@@ -125,6 +126,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         value_index=spec.inputs.index(value_input(spec)),
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",
+        scores_in_scan=int(scores_in_scan(plan)),
         solves_in_scan=int(solves_in_scan(plan)),
         summary_import=["from .summary import transitions"] if dense else [],
         forgetting="forgetting" if forgets(plan) else "None",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from kcpgen.emit import gluon_prepare_channels as by_channels
-from kcpgen.emit import solve_in_scan, triton_values
+from kcpgen.emit import scores_in_scan, solve_in_scan, triton_values
 from kcpgen.emit.gluon_prepare import emit_prepare_hopper, in_flight
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math
@@ -48,7 +48,8 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
     """File name -> source: the portable kernel, and the one for Hopper where an op has it."""
     fields = scratch(plan)
     filled = [f"U_{e}" for e in plan.erasing]  # by the scan
-    made = [name for name in fields if name not in [*filled, *solve_in_scan.fields(plan)]]
+    for_roles = [*solve_in_scan.fields(plan), *scores_in_scan.fields(plan)]
+    made = [name for name in fields if name not in [*filled, *for_roles]]
     body: dict[str, list[str]] = {
         "starts": starts(plan),
         "before_keys": [*before_keys(plan), *_scalar_decay(plan), *_read_scale(plan)],
@@ -79,8 +80,9 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
         **body,
         in_flight=len(hopper),
         solves_in_scan=int(solve_in_scan.solves_in_scan(plan)),
-        solving_fields=list(solve_in_scan.fields(plan)),
-        solved_fields=list(_solved_elsewhere(plan)),
+        for_roles=int(scores_in_scan.scores_in_scan(plan)),
+        fields_for_roles=for_roles,
+        portable_fields=list(_made_for_portable_scans(plan)),
         inputs=[d.name for d in (*plan.spec.inputs, *plan.spec.params)],
         passed_on=[keyword.partition(":")[0] for keyword in strings(shared["keywords"])],
         equations=_equations(plan),
@@ -109,11 +111,11 @@ def emit_prepare(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str
     return {"prepare.py": portable, **hopper}
 
 
-def _solved_elsewhere(plan: KernelPlan) -> Iterator[list[str]]:
-    """Name and allocation of what is wanted once a scan is not to solve."""
+def _made_for_portable_scans(plan: KernelPlan) -> Iterator[list[str]]:
+    """Name and allocation of what is wanted once scans are not to be in roles."""
     for name, (shape, _) in scratch(plan).items():
-        condition = solve_in_scan.condition(plan, name)
-        if condition and name not in solve_in_scan.fields(plan):
+        condition = solve_in_scan.condition(plan, name) or scores_in_scan.condition(plan, name)
+        if condition and name not in {**solve_in_scan.fields(plan), **scores_in_scan.fields(plan)}:
             unless = " if differentiable else None" if "differentiable" in condition else ""
             yield [name, f"scratch({shape}){unless}"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcpgen.emit import solve_in_scan, triton_values
+from kcpgen.emit import scores_in_scan, solve_in_scan, triton_values
 from kcpgen.plan import KernelPlan
 
 
@@ -36,7 +36,7 @@ def scratch(plan: KernelPlan) -> dict[str, tuple[str, str]]:
         fields[name] = ("C, dtype=torch.float32", "[NT, HV, C] fp32, what scales a value as a whole")
     for name, start in row_decays(plan).values():
         fields[name] = ("C, dtype=torch.float32", f"[NT, HV, C] fp32, {start}")
-    fields |= solve_in_scan.fields(plan)
+    fields |= solve_in_scan.fields(plan) | scores_in_scan.fields(plan)
     if plan.sums:
         shape = f"{len(plan.sums)}, C"
         fields["sums"] = (f"{shape}, dtype=torch.float32", f"[NT, HV, {shape}] fp32, sums over keys")
@@ -79,6 +79,8 @@ def optional(plan: KernelPlan, name: str) -> str:
     """Host code: when a field is scratch, "" for always."""
     if solving := solve_in_scan.condition(plan, name):
         return solving
+    if scoring := scores_in_scan.condition(plan, name):
+        return scoring
     if plan.decays_rows and name.startswith(("read", "write")):
         return "not in_place"
     if name in triton_values.scan_only(plan):
@@ -91,7 +93,8 @@ def optional(plan: KernelPlan, name: str) -> str:
 
 def let_go(plan: KernelPlan) -> list[str]:
     """What only the forward's scan reads."""
-    return [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan)]
+    made = [*triton_values.value_fields(plan), *triton_values.blocks(plan), *triton_values.strengths(plan)]
+    return [*made, *scores_in_scan.fields(plan)]
 
 
 def field_type(plan: KernelPlan, name: str) -> str:

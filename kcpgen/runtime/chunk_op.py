@@ -46,8 +46,9 @@ class Kernels:
 
     form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
     shape and dtype the output takes. transitions: None where M is no matrix. forgetting: None where nothing bounds what
-    is left of a state (`kcpgen.runtime.forgetting`). solves_in_scan: whether the scans can solve for corrected values
-    and what these hang on themselves, in roles; `prepare` is told whether they will.
+    is left of a state (`kcpgen.runtime.forgetting`). scores_in_scan, solves_in_scan: whether the scan can make scores
+    itself, in roles, and whether both can solve for corrected values and what these hang on; `prepare` is told whether
+    they will.
     """
 
     op: str
@@ -63,6 +64,7 @@ class Kernels:
     gradients: Launcher
     transitions: Launcher | None
     forgetting: Launcher | None
+    scores_in_scan: bool = False
     solves_in_scan: bool = False
 
 
@@ -229,7 +231,7 @@ class Forward(_Op):
             "precision": dot_precision(value.dtype),
             "scratch_dtype": scratch_dtype(value.dtype),
             "differentiable": run.differentiable,
-            **self._solving(scratch_dtype(value.dtype)),
+            **self._left_to_scans(scratch_dtype(value.dtype)),
         }
         self.prepared = None
         self._unprepared = list(self._stretches or (range(run.layout.chunk_count),))
@@ -247,22 +249,22 @@ class Forward(_Op):
             self._o = self._like.new_empty((*self._like.shape[:2], self.heads, self.values))
         return self._o
 
-    def _solving(self, dtype: torch.dtype) -> dict[str, bool]:
-        """What `prepare` is told of who solves: both scans do, or none. Sizes decide, not whether gradients are asked
-        for: a checkpointed forward has to compute the same numbers."""
-        run = self._run
-        if not run.kernels.solves_in_scan:
-            return {}
-        keys, scans = run.tiles.prepare.key_width, (run.tiles.scan, run.tiles.reverse)
-        cut = run.pieces(run.sequences)
-        return {
-            "solved_in_scan": all(t.roles and takes(keys, self.values, dtype, run.layout, t) for t in scans),
-            "summarised": run.cp is not None or (cut is not None and cut.inner.sequence_count > 0),
-        }
+    def _left_to_scans(self, dtype: torch.dtype) -> dict[str, bool]:
+        """What `prepare` is told of what scans make: both are in roles, or none. Sizes decide, not whether gradients
+        are asked for: a checkpointed forward has to compute the same numbers."""
+        run, told = self._run, {}
+        if run.kernels.scores_in_scan:
+            keys, scans = run.tiles.prepare.key_width, (run.tiles.scan, run.tiles.reverse)
+            told["for_roles"] = all(t.roles and takes(keys, self.values, dtype, run.layout, t) for t in scans)
+        if run.kernels.solves_in_scan:
+            cut = run.pieces(run.sequences)
+            told["summarised"] = run.cp is not None or (cut is not None and cut.inner.sequence_count > 0)
+        return told
 
     def _look_ahead(self, cut: Pieces) -> None:
         """Which segments forget all that enters them, before `prepare` makes W of them for M alone."""
-        if self._modes.get("solved_in_scan") and self._run.cp is None and cut.inner.sequence_count:
+        scans_solve = self._run.kernels.solves_in_scan and self._modes["for_roles"]
+        if scans_solve and self._run.cp is None and cut.inner.sequence_count:
             needed = self._needed(cut.inner)
             if needed is not None:
                 self._looked_at = cut.inner, needed

@@ -61,7 +61,7 @@ def copied_by_chunks(prepared: Any, layout: ChunkLayout, chunk: int, shared: int
     """
     if layout.chunk != chunk or layout.chunk_count == 0 or prepared.key_width not in (64, 128):
         return False
-    if prepared.A_0.dtype is not torch.bfloat16 or shared > LIMIT:
+    if prepared.dtype is not torch.bfloat16 or shared > LIMIT:
         return False
     if layout.chunk_count * prepared.heads * max(prepared.value_width, layout.chunk) >= 2**31:  # rows of a descriptor
         return False
@@ -70,7 +70,7 @@ def copied_by_chunks(prepared: Any, layout: ChunkLayout, chunk: int, shared: int
 
 def registers(shared: int, warps: int, programs: int) -> int:
     """Of a thread, where so many programs are to fit a multiprocessor, or as many as its shared memory has room for."""
-    count = max(1, min(programs, LIMIT // shared))
+    count = max(1, min(programs, LIMIT // max(1, shared)))
     return min(255, 65536 // (32 * warps * count) // 8 * 8)
 
 

@@ -22,6 +22,10 @@ NARROW, WIDE = 64, 128  # columns of a program's state: a warp multiplies for 16
 # and gives the multiplying ones what these can spare: 232 a thread, or 240.
 REGISTERS = {NARROW: 128, WIDE: 168}
 LOADER_REGISTERS = 24
+# Likewise where four more warps make scores, of SCORE_REGISTERS a thread: of 128 columns that leaves the multiplying
+# ones 208. All multiples of eight.
+SCORING = {NARROW: 112, WIDE: 128}
+SCORE_REGISTERS = {NARROW: 80, WIDE: 72}
 
 # A step of the wide program beside one of the narrow: tensor cores of one multiprocessor do all of it. Measured where
 # 128 columns save one wave of two, of the scan and the reverse scan together: 1.64 to 1.77, but 1.96 of an op that is
@@ -36,7 +40,7 @@ def stages(prepared: Any, layout: ChunkLayout, tiles: ScanTiles, tile_bytes: int
 
     tile_bytes: of the tiles of one chunk. leaving_bytes: of those that leave.
     """
-    if not takes(prepared.key_width, prepared.values, prepared.A_0.dtype, layout, tiles):
+    if not takes(prepared.key_width, prepared.values, prepared.dtype, layout, tiles):
         return 0
     return _in_flight(tile_bytes, leaving_bytes)
 

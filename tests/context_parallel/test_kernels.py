@@ -128,7 +128,7 @@ layout = chunk_layout(1, count * C, None, C, torch.device("cpu"))
 w = torch.nn.functional.normalize(torch.randn(count, heads, C, K), dim=-1)
 for low in (torch.bfloat16, torch.float32):
     prepared = SimpleNamespace(
-        A_0=w.to(low), write_0=w.to(low), W_0=(-0.01 * w).to(low), in_place=False,
+        dtype=low, write_0=w.to(low), W_0=(-0.01 * w).to(low), in_place=False,
         input_heads=heads, heads=heads, keys=K, key_width=K
     )
     found = torch.empty(1, heads, K, K)

@@ -123,7 +123,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_in_columns(tile: Any, C: int) -> tuple[Tensor, Tensor]:
-    x = torch.tril(tile.load(None), -1)
+    x = torch.tril(tile if isinstance(tile, Tensor) else tile.load(None), -1)
     low = torch.zeros(C, C, dtype=torch.bfloat16)
     for row in range(C):
         if row % hopper_ops.CARRIED.value == 0:

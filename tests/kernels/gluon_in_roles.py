@@ -1,17 +1,19 @@
 """What kernels in roles use of Gluon beside, in torch: roles take turns, and whatever may be late is.
 
-As in `gluon_by_chunks`, copies and products are there once somebody waits for them. The loading role is as quick as it
-can be, and goes on as soon as a place in the ring is given back: what is given back too early is written over before
-anything else happens. Where no role can go on, something is never given back.
+As in `gluon_by_chunks`, copies and products are there once somebody waits for them. In one
+program the roles that the first one waits for are as quick as they can be, and go on as soon as a place is given back:
+what is given back too early is written over before anything else happens. In the next they are late, and begin when
+somebody waits for them. Where no role can go on, something is never given back.
 
-Between what threads of one role read in shared memory and what they then write there, Triton puts barriers; between
-what they write and a product that reads it a kernel has to.
+Products and copies out are a role's own, that only it can wait for; so are what its threads wrote and have not fenced,
+or may still read or write, till its threads meet. Between what threads of one role read in shared memory and what they
+then write there, Triton puts barriers; between what they write and a product that reads it a kernel has to.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import torch
 from torch import Tensor
 
 from kcpgen.runtime import hopper_ops
-from kcpgen.runtime.hopper_roles import REGISTERS
-from tests.kernels.gluon_by_chunks import Arrivals, Product, Program, Source, Tile, as_kernels_see, jitted
+from kcpgen.runtime.hopper_roles import REGISTERS, SCORING
+from tests.kernels.gluon_by_chunks import Arrivals, Memory, Product, Program, Source, Tile, as_kernels_see, jitted
 from tests.kernels.gluon_emulated import define, globals_of_kernels
 
 RING = 3  # axes of several tiles, of a chunk each
@@ -36,10 +38,11 @@ def launcher(path: Path) -> Any:
     class Kernel:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def launch(*operands: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
-                assert maxnreg == REGISTERS[16 * num_warps]
+                scoring = "SCORE_REGISTERS" in sizes and sizes["STORE_OUTPUT"]
+                assert maxnreg == (SCORING if scoring else REGISTERS)[16 * num_warps]
                 seen = [as_kernels_see(x) for x in operands]
                 for number in reversed(range(grid[0])):
-                    program = ProgramInRoles()
+                    program = ProgramInRoles(late=number % 2 > 0)
                     program.into(names, number)
                     with torch.no_grad():
                         kernel(*seen, **sizes)
@@ -55,9 +58,11 @@ class OtherRoleError(Exception):
 
 
 class Turns:
-    """Of roles, each in a thread of its own, of which one goes on at a time."""
+    """Of roles, each in a thread of its own, of which one goes on at a time. late: whether it does till it waits, or
+    somebody can go on who did; else the first does where no other can."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, late: bool) -> None:
+        self.late = late
         self.changed = threading.Condition()
         self.whose: int | None = 0
         self.ready: dict[int, Callable[[], bool]] = {number: lambda: True for number in range(count)}  # who is not done
@@ -77,18 +82,23 @@ class Turns:
             del self.ready[number]
             self._pass_on(number)
 
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Others go on, and this one as soon as it can where `ready` says so."""
+    def waiting(self) -> list[int]:
+        return [number for number, ready in self.ready.items() if not ready()]
+
+    def until(self, ready: Callable[[], bool], first: Collection[int] = ()) -> None:
+        """Others go on, and this one as soon as it can where `ready` says so. first: who could not till now."""
         with self.changed:
             mine = self.whose
             assert mine is not None
             self.ready[mine] = ready
-            self._pass_on(mine)
+            self._pass_on(mine, first)
         self._await(mine)
 
-    def _pass_on(self, mine: int) -> None:
-        others_first = sorted(self.ready, key=lambda number: number == mine)
-        self.whose = next((number for number in others_first if self.ready[number]()), None)
+    def _pass_on(self, mine: int, first: Collection[int] = ()) -> None:
+        in_turn = sorted(self.ready, key=lambda number: (number == 0, number))
+        if self.late:
+            in_turn = sorted(self.ready, key=lambda number: (number not in first, number != mine, number))
+        self.whose = next((number for number in in_turn if self.ready[number]()), None)
         if self.ready and self.whose is None and self.fault is None:
             self.fault = AssertionError("nothing completes a barrier")
         self.changed.notify_all()
@@ -100,7 +110,43 @@ class Turns:
                 raise OtherRoleError
 
 
+def _by_role(name: str) -> property:
+    """Whether any role has done so; one says so, or takes it back, of itself."""
+
+    def change(memory: MemoryOfRoles, done: bool) -> None:
+        roles = memory.roles.setdefault(name, set())
+        (roles.add if done else roles.discard)(memory.program.role)
+
+    return property(lambda memory: bool(memory.roles[name]), change)
+
+
+class MemoryOfRoles(Memory):
+    read, written, unmet = (_by_role(name) for name in ("read", "written", "unmet"))  # type: ignore[assignment]
+
+    def __init__(self, program: ProgramInRoles) -> None:
+        self.program, self.roles = program, dict[str, set[int]]()
+        super().__init__(ordered=True)
+
+
 class ProgramInRoles(Program):
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self.turns: Turns | None = None
+        self._own: dict[tuple[str, int], list[Any]] = {}
+        super().__init__()
+
+    @property
+    def role(self) -> int:
+        return (self.turns.whose or 0) if self.turns else 0
+
+    under_way, leaving = (
+        property(
+            lambda self, name=name: self._own.setdefault((name, self.role), []),
+            lambda self, found, name=name: self._own.update({(name, self.role): found}),
+        )
+        for name in ("under_way", "leaving")
+    )
+
     def into(self, names: dict[str, Any], number: int) -> None:
         super().into(names, number)
         names["gl"].warp_specialize = self.specialize
@@ -110,6 +156,8 @@ class ProgramInRoles(Program):
     def end(self) -> None:
         for memory in self.copied_out:  # tiles are allocated once, and none takes the place of another
             memory.kept = True
+        for (what, _), left in self._own.items():
+            assert not left, f"a role ends while {'it multiplies' if what == 'under_way' else 'tiles are copied out'}"
         super().end()
 
     def specialize(
@@ -117,7 +165,7 @@ class ProgramInRoles(Program):
     ) -> None:
         """The first role is this thread's."""
         assert len(roles) == len(warps) + 1 == len(registers) + 1
-        self.turns = Turns(len(roles))
+        self.turns = Turns(len(roles), self.late)
         others = [
             threading.Thread(target=self.turns.take, args=(number, *role))
             for number, role in enumerate(roles)
@@ -132,13 +180,21 @@ class ProgramInRoles(Program):
             raise self.turns.fault
 
     def allocate(self, dtype: torch.dtype, shape: Sequence[int], layout: None, value: Tensor | None = None) -> Tile:
-        tile = super().allocate(dtype, shape, layout, value)
+        tile = super().allocate(dtype, shape, layout)
+        self.memories.remove(tile.memory)
+        tile.memory = MemoryOfRoles(self)
         if len(shape) == RING:
-            tile.parts = tuple(type(tile.memory)() for _ in range(shape[0]))
-            self.memories += tile.parts
-        for memory in (tile.memory, *tile.parts):
-            memory.ordered = True
+            tile.parts = tuple(MemoryOfRoles(self) for _ in range(shape[0]))
+        self.memories += [tile.memory, *tile.parts]
+        if value is not None:
+            tile.store(value)
         return tile
+
+    def meet(self) -> None:
+        """Threads of one role."""
+        for memory in self.memories:
+            memory.read = False
+            memory.unmet = self.role in memory.roles["written"]
 
     def copy(self, source: Source, corner: Sequence[Any], barrier: Arrivals, tile: Tile) -> None:
         assert not tile.memory.read, "a tile is copied over that nobody has given back"
@@ -157,5 +213,6 @@ class ProgramInRoles(Program):
     def arrive(self, barrier: Arrivals, count: int) -> None:
         """Who waits for it goes on first."""
         self.meet()
+        waiting = self.turns.waiting()
         barrier.arrive(count)
-        self.turns.until(lambda: True)
+        self.turns.until(lambda: True, first=[number for number in waiting if self.turns.ready[number]()])

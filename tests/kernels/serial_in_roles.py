@@ -21,9 +21,9 @@ from tests.kernels.gluon_in_roles import launcher
 SERIAL = ("scan", "reverse")
 
 
-def solves(package: Path) -> bool:
-    """Whether scans in roles solve for corrected values, and `prepare` leaves that to them."""
-    return "prepared.inverse_0 is None" in (package / "scan_hopper.py").read_text(encoding="utf-8")
+def left_to_scans(package: Path) -> bool:
+    """Whether scans in roles make scores, or solve for corrected values, and `prepare` leaves that to them."""
+    return "prepared.for_roles" in (package / "scan_hopper.py").read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def in_roles(
         portable = settled(tiles, device)
         return replace(
             portable,
-            prepare=replace(portable.prepare, in_flight=solves(package)),
+            prepare=replace(portable.prepare, in_flight=left_to_scans(package)),
             scan=replace(portable.scan, roles=True),
             reverse=replace(portable.reverse, roles=True),
             gradients=replace(portable.gradients, in_flight=gradients),
@@ -49,7 +49,7 @@ def in_roles(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper, "settled", asked)
-        if solves(package):
+        if left_to_scans(package):
             prepare = gluon_by_chunks.launcher(package / "prepare_hopper.py")
             patch.setattr(import_module(f"{name}.prepare_hopper"), "prepare_kernel", prepare)
         for stem in [stem for stem in (*SERIAL, "summary") if (package / f"{stem}_hopper.py").exists()]:

@@ -37,7 +37,7 @@ def prepared(package: Path, layout: ChunkLayout, keys: int, tokens: int, in_plac
     numbers = sorted(name.removeprefix("W_") for name in fields if re.fullmatch(r"W_\d+", name))
     width, C, count = max(64, 1 << (keys - 1).bit_length()), layout.chunk, layout.chunk_count
     live = (torch.arange(C) < layout.chunks[:, 2:])[:, None, :, None] * (torch.arange(width) < keys)
-    found = SimpleNamespace(A_0=torch.empty(1, dtype=torch.bfloat16), key_width=width, keys=keys, values=64)
+    found = SimpleNamespace(dtype=torch.bfloat16, key_width=width, keys=keys, values=64)
     found.heads, found.input_heads, found.in_place, found.write_vectors = HEADS, GROUPS, in_place, {}
     for n in numbers:
         given = normalize(torch.randn(1, tokens, GROUPS, width), dim=-1).to(torch.bfloat16)

@@ -30,7 +30,7 @@ from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
 from tests.kernels.forms import built
 from tests.kernels.gluon_by_chunks import launcher
-from tests.kernels.serial_in_roles import in_roles, solves
+from tests.kernels.serial_in_roles import in_roles, left_to_scans
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NaN, in the interpreter
 FILES = {path.parent.name: path for path in sorted((ROOT / "generated").glob("*/*gradients_hopper.py"))}
@@ -156,7 +156,7 @@ def calls(sizes: Sizes, *, taken: bool = False) -> list[Call]:
         found.append(Call(module, operands, {**given, "states": replace(states)}, expected))
         return taken
 
-    in_these = in_roles(path.parent) if solves(path.parent) else nullcontext()
+    in_these = in_roles(path.parent) if left_to_scans(path.parent) else nullcontext()
     with in_these, pytest.MonkeyPatch.context() as patch:
         settled = hopper.settled
 

@@ -25,7 +25,7 @@ from kcpgen.verify.compare import compare, evaluate
 from kcpgen.verify.inputs import Inputs, make_inputs
 from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
-from tests.kernels.serial_in_roles import SERIAL, in_roles, solves
+from tests.kernels.serial_in_roles import SERIAL, in_roles, left_to_scans
 
 GENERATED = ROOT / "generated"
 OPS = sorted(path.parent.name for path in GENERATED.glob("*/scan_hopper.py"))
@@ -70,10 +70,11 @@ def test_results_are_those_of_the_portable_kernels(name: str) -> None:
     assert {key: error for key, error in errors.items() if not error < CLOSE} == {}
 
 
-SOLVING = [name for name in OPS if solves(GENERATED / name)]
+LEFT_TO_SCANS = [name for name in OPS if left_to_scans(GENERATED / name)]
+SOLVING = [n for n in LEFT_TO_SCANS if "inverse_0" in (GENERATED / n / "scan_hopper.py").read_text(encoding="utf-8")]
 
 
-@pytest.mark.parametrize("name", SOLVING)
+@pytest.mark.parametrize("name", [name for name in LEFT_TO_SCANS if (GENERATED / name / "summary_hopper.py").exists()])
 def test_so_they_are_in_segments_where_scans_solve_and_m_wants_w(name: str) -> None:
     given = replace(case(3 * 64, 3 * 64), segments=3, gates="slow")  # the middle one has M
     inputs = make_inputs(load_op(GENERATED / name), given, "cpu")
@@ -95,17 +96,19 @@ def test_keys_that_repeat_stay_within_the_bounds_of_verify(name: str) -> None:
     assert {x.tensor: (x.error, x.bound) for x in found.figures if not x.ok} == {}
 
 
-@pytest.mark.parametrize("name", SOLVING)
+@pytest.mark.parametrize("name", LEFT_TO_SCANS)
 def test_scans_solve_only_where_prepare_has_left_it_to_them(name: str) -> None:
     """Keys in fp32 beside values in bf16 are the portable kernel's: whatever follows is handed T, dU and its rest."""
     inputs = make_inputs(load_op(GENERATED / name), case(), "cpu")
     whole = {key: x.detach().float().requires_grad_() if key in "qk" else x for key, x in inputs.tokens.items()}
     inputs = replace(inputs, tokens=whole)
     expected = called(name, inputs, case())
-    with in_roles(GENERATED / name, gradients=True) as launched:
+    solving = "inverse_0" in (GENERATED / name / "scan_hopper.py").read_text(encoding="utf-8")
+    with in_roles(GENERATED / name, gradients=solving) as launched:
         found = called(name, inputs, case())
-    assert launched == []
-    assert [key for key, x in expected.items() if not torch.equal(found[key], x)] == []
+    assert launched == ([] if solving else ["reverse"])  # which reads A from memory, whoever has made it
+    errors = {key: apart(found[key], x) for key, x in expected.items() if x.any()}
+    assert {key: error for key, error in errors.items() if not error <= (0 if solving else CLOSE)} == {}
 
 
 @pytest.mark.parametrize("training", [True, False])

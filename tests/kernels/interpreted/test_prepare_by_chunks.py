@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper
+from kcpgen.runtime import hopper, hopper_ops
 from kcpgen.runtime.launch import Tiles
 from kcpgen.runtime.layout import ChunkLayout
 from kcpgen.verify.cases import Case
@@ -23,6 +23,7 @@ from kcpgen.verify.op import load_op
 from tests.conftest import ROOT
 from tests.kernels.forms import built
 from tests.kernels.gluon_by_chunks import launcher
+from tests.kernels.gluon_emulated import rounded_in_columns
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NaN, in the interpreter
 FILES = {path.parent.name: path for path in sorted((ROOT / "generated").glob("*/prepare_hopper.py"))}
@@ -169,33 +170,43 @@ def emulated(given: Call, source: Path) -> dict[str, Tensor]:
     return empty
 
 
-def where_the_scan_solves(given: Call, *, keeps_W: bool) -> Call:
-    """The same call as scans in roles ask for it: (I - L)^-1 in two parts in the place of B, and W for others alone."""
-    made, (erasing, *others) = given.expected, [n.removeprefix("W_") for n in scratch(given) if n.startswith("W_")]
-    assert not others
-    T = getattr(made, f"T_{erasing}_{erasing}")
-    strengths = getattr(made, f"strength_{erasing}", torch.ones(()))
-    from_start = 1.0 if getattr(made, "decay_out", None) is None else made.from_start / given.keywords["scale"]
-    inverse = T.tril(-1).bfloat16()
-    solved = {
-        f"inverse_{erasing}": inverse,
-        f"inverse_{erasing}_rest": (T.tril(-1) - inverse.float()).bfloat16(),
-        f"T_{erasing}_{erasing}": None,
-        "erase_from_start": -strengths * from_start,  # of ops that erase by what they write by
-        f"B_{erasing}_{erasing}": None,
-        **({} if keeps_W else {f"W_{erasing}": None}),
-    }
-    expected = replace(made, **solved)
+def for_roles(given: Call, *, keeps_W: bool = True) -> Call:
+    """The same call as scans in roles ask for it: numbers of tokens in the place of A, (I - L)^-1 in two parts in that
+    of B where they solve, and W for others alone. Of G, what decays by it: tokens that forget all leave no more of it.
+    """
+    made = given.expected
+    names = {field.name for field in fields(made)}
+    decayed = getattr(made, "decay_out", None) is not None
+    from_start = made.from_start / given.keywords["scale"] if decayed else 1.0
+    asked: dict[str, Any] = {"for_roles": True, "A_0": None}
+    if decayed:
+        asked |= {"G": from_start, "score_scale": torch.full_like(made.from_start, given.keywords["scale"])}
+    if "inverse_0" in names:
+        strengths = getattr(made, "strength_0", torch.ones(()))
+        parts = [rounded_in_columns(T, T.shape[-1]) for T in made.T_0_0.flatten(0, 1)]
+        low, rest = (torch.stack(x).view_as(made.T_0_0) for x in zip(*parts, strict=True))
+        asked |= {
+            "inverse_0": low,
+            "inverse_0_rest": rest.bfloat16(),
+            "T_0_0": None,
+            "erase_from_start": -strengths * from_start,  # of ops that erase by what they write by
+            "B_0_0": None,
+            **({} if keeps_W else {"W_0": None}),
+        }
+    expected = replace(made, **asked)
     return replace(given, operands=tuple(expected if x is made else x for x in given.operands), expected=expected)
 
 
 def in_full(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With both parts of (I - L)^-1 in one: what rounding left, one number that falls otherwise changes by itself."""
-    rests = {n: x for n, x in tensors.items() if n.startswith("inverse_") and n.endswith("_rest")}
-    whole = {
-        n.replace("_rest", " and its rest"): tensors[n.removesuffix("_rest")].float() + x for n, x in rests.items()
-    }
-    return {n: x for n, x in tensors.items() if n not in rests} | whole
+    """With both parts of (I - L)^-1 in one, and the greater one summed down its columns, in the runs in which numbers
+    take what those above them lost: where one of them falls is another matter each time."""
+    rests = {n.removesuffix("_rest"): x for n, x in tensors.items() if n.startswith("inverse_") and n.endswith("_rest")}
+    made = {n: x for n, x in tensors.items() if n.removesuffix("_rest") not in rests}
+    for n, x in rests.items():
+        made[f"{n} and its rest"] = tensors[n].float() + x
+        runs = tensors[n].float().unflatten(2, (-1, hopper_ops.CARRIED.value))
+        made[f"{n}, summed"] = runs.cumsum(3).flatten(2, 3)
+    return made
 
 
 def check(given: Call, source: Path) -> None:
@@ -203,6 +214,8 @@ def check(given: Call, source: Path) -> None:
     last = given.layout.sequences[-1].tolist()[3] if given.layout.sequence_count > 1 else given.layout.chunk_count
     for name, whole in right.items():
         expected = whole[:last].double()
+        if name == "G":
+            found[name].exp2_()
         assert expected.isfinite().all(), name
         off = found[name][:last].double() - expected
         assert not off[expected == 0].any(), name
@@ -216,15 +229,16 @@ def test_it_leaves_what_the_portable_kernel_leaves(case: str) -> None:
     check(call(CASES[case]), FILES[CASES[case].op])
 
 
-SOLVING = [
-    name for name, sizes in CASES.items() if sizes.training and "inverse_0" in FILES[sizes.op].read_text("utf-8")
-]
+SOLVING, SCORING = (
+    [name for name, sizes in CASES.items() if sizes.training and word in FILES[sizes.op].read_text("utf-8")]
+    for word in ("inverse_0", "for_roles")
+)
 
 
 @pytest.mark.parametrize("keeps_W", [True, False])
 @pytest.mark.parametrize("case", SOLVING)
 def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
-    given = where_the_scan_solves(call(CASES[case]), keeps_W=keeps_W)
+    given = for_roles(call(CASES[case]), keeps_W=keeps_W)
     assert ("W_0" in scratch(given), "B_0_0" in scratch(given)) == (keeps_W, False)
     check(given, FILES[CASES[case].op])
 
@@ -233,6 +247,7 @@ def test_it_leaves_what_a_scan_solves_with(case: str, keeps_W: bool) -> None:
     ("right", "wrong", "said"),
     [
         ("rounded_in_columns(inverse_tile, C)", "rounded(T_0_0)", "inverse_0"),
+        ("rounded_in_columns(inverse_tile, C)", "rounded(tl.where(before, T_0_0, 0.0))", "summed"),
         ("inverse_0_rest_leaving.store(inverse_0_rest.to(LOW))", "inverse_0_rest_leaving.store(inverse_0)", "its rest"),
         ("        inverse_0_rest_leaving._keep_alive()\n", "        pass\n", "may lose its place"),
     ],
@@ -242,14 +257,14 @@ def test_a_fault_in_what_scans_solve_with_is_found(right: str, wrong: str, said:
     assert right in text
     source = tmp_path / "prepare_hopper.py"
     source.write_text(text.replace(right, wrong), encoding="utf-8")
-    given = where_the_scan_solves(call(CASES["gdn in groups"]), keeps_W=True)
+    given = for_roles(call(CASES["gdn in groups"]), keeps_W=True)
     with pytest.raises(AssertionError, match=said):
         check(given, source)
 
 
 def test_W_is_left_out_of_segments_that_forget_what_enters_them() -> None:
     """Of one head the segment of the second chunk remembers, the other forgets within fewer chunks than it has."""
-    given = where_the_scan_solves(call(CASES["gdn in place"]), keeps_W=True)
+    given = for_roles(call(CASES["gdn in place"]), keeps_W=True)
     of_chunks = torch.tensor([(-1, -1), (0, 1)], dtype=torch.int32)
     assert given.layout.chunk_count == len(of_chunks)
     needed = torch.tensor([(1, 0)], dtype=torch.int32)
@@ -259,6 +274,30 @@ def test_W_is_left_out_of_segments_that_forget_what_enters_them() -> None:
     assert found[1, 1].isnan().all()
     off = found[1, 0].double() - given.expected.W_0[1, 0].double()
     assert float(off.norm() / given.expected.W_0[1, 0].double().norm()) < BOUND[1]
+
+
+@pytest.mark.parametrize("case", [*(name for name in SCORING if name not in SOLVING), "simple_gla in inference"])
+def test_it_leaves_what_a_scan_makes_scores_with(case: str) -> None:
+    given = for_roles(call(CASES[case]))
+    assert "A_0" not in scratch(given)
+    check(given, FILES[CASES[case].op])
+
+
+@pytest.mark.parametrize("case", ["gdn in place", "simple_gla in inference"])
+def test_queries_stay_where_they_lie_then(case: str) -> None:
+    """Nobody reads them: they may be anything. Nor keys, where nothing is erased."""
+    given = for_roles(call(CASES[case]))
+    assert given.expected.in_place
+    unread = [given.expected.read, *([] if "W_0" in scratch(given) else [given.expected.write_0])]
+    kept = [x.detach().clone() for x in unread]
+    with torch.no_grad():
+        for x in unread:
+            x.fill_(torch.nan)
+        try:
+            check(given, FILES[CASES[case].op])
+        finally:
+            for x, was in zip(unread, kept, strict=True):
+                x.copy_(was)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -291,11 +330,11 @@ FAULTS = [
         "    if FORMED",
         "before it is there",
     ),
-    ("gdn in groups", "KP // BK * (q_source", "(q_source", "more bytes than a barrier expects"),
+    ("gdn in groups", "KP // BK * (k_source", "(k_source", "more bytes than a barrier expects"),
     (
         "gdn odd",
-        "    tma.store_wait(0)\n    gl.thread_barrier()\n",
-        "    gl.thread_barrier()\n",
+        "    tma.store_wait(0)\n    if A_0_out",
+        "    if A_0_out",
         "while it is copied out",
     ),
     ("gdn odd", "tl.rsqrt(sum_1 + 1e-06)[:, None] * k", "tl.rsqrt(sum_0 + 1e-06)[:, None] * k", "write_0|A_0"),

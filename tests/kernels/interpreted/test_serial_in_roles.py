@@ -99,7 +99,12 @@ class Given:
 
     @property
     def solves(self) -> bool:
-        return self.in_roles is not self.prepared
+        return getattr(self.in_roles, "inverse_0", None) is not None
+
+    @property
+    def scores_in_scan(self) -> bool:
+        """Whether a scan in roles makes scores of reads itself, and leaves them for a backward."""
+        return self.in_roles.A_0 is None
 
     def module(self, stem: str) -> Any:
         return import_module(f"{self.package}.{stem}")
@@ -172,6 +177,12 @@ def given(sizes: Sizes) -> Given:
         "to_end": torch.exp2(G[..., -1:] - G),
     }
     solved: dict[str, Any] = {}
+    if "for_roles" in names:
+        read, write = (made[f"tiles of {name}"].float() for name in ("read", "write_0"))
+        scores = read @ write.mT * torch.exp2(G[..., None] - G[..., None, :])
+        made["A_0"] = (K**-0.5 * scores).tril().bfloat16()
+        solved = {"for_roles": True, "A_0": None}
+        solved |= {"G": G, "score_scale": torch.full(shape, K**-0.5)} if "G" in names else {}
     if "inverse_0" in names:
         write = made["tiles of write_0"].double()
         erase = -strength * torch.exp2(G)  # of the state at the chunk's start
@@ -181,17 +192,18 @@ def given(sizes: Sizes) -> Given:
         made["W_0"] = (T @ (erase[..., None] * write)).bfloat16()
         made["T_0_0"] = T.float()
         inverse = T.tril(-1).bfloat16()
-        solved = {"inverse_0": inverse, "inverse_0_rest": (T.tril(-1) - inverse.double()).bfloat16()}
+        solved |= {"inverse_0": inverse, "inverse_0_rest": (T.tril(-1) - inverse.double()).bfloat16()}
         solved |= {"erase_from_start": erase, "B_0_0": None, "W_0": None, "T_0_0": None}
     if not sizes.batch:
         _, first, count, chunk = layout.sequences[NOBODYS].tolist()
-        for x in (x for x in (made | solved).values() if x is not None):
+        for x in (x for x in [*made.values(), *solved.values()] if isinstance(x, Tensor)):
             if x.shape[:2] == (batch, tokens):  # where it lies
                 x[:, first : first + count] = torch.nan
             else:
                 x[chunk] = torch.nan
     sizes_known = {"input_heads": H, "heads": HV, "keys": K, "values": V, "key_width": KP, "value_width": VP}
     made |= {**sizes_known, "in_place": in_place, "values_in_place": values_in_place, "precision": "tf32"}
+    made |= {"for_roles": False, "dtype": torch.bfloat16}
     prepared = kind(**{name: made.get(name) for name in names})
     in_roles = replace(prepared, **solved) if solved else prepared
     return Given(sizes, package, prepared, in_roles, layout, batch, tokens)
@@ -220,7 +232,7 @@ def in_roles(of: Given, stem: str, source: Path | None) -> Iterator[Any]:
 def corrected(of: Given) -> list[str]:
     """Names of values that a scan leaves behind."""
     text = text_of(f"{of.package}.scan_hopper")
-    return re.findall(r"None if checkpoints is None else tile_descriptor\(prepared\.(\w+)", text)
+    return re.findall(r"None if checkpoints is None else tile_descriptor\(prepared\.(U_\w+)", text)
 
 
 def scanned(
@@ -242,8 +254,10 @@ def scanned(
         "final_state": found.get("final"),
         "checkpoints": found.get("kept"),
     }
-    prepared = replace(prepared, **U)
+    scores = {"A_0": torch.full_like(of.prepared.A_0, torch.nan)} if of.scores_in_scan and "kept" in asked else {}
+    prepared = replace(prepared, **U, **({} if portable else scores))
     if portable:
+        scores = {name: getattr(prepared, name).clone() for name in scores}
         module = of.module("scan")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "CHECKPOINT", EVERY)
@@ -251,7 +265,9 @@ def scanned(
     else:
         with in_roles(of, "scan", source) as module:
             assert module.scan_in_roles(prepared, layout, TILES, **operands)
-    return found | (U if "kept" in asked else {})
+        for x in scores.values() if not of.sizes.batch else ():
+            x[layout.sequences[NOBODYS, 3]] = torch.nan  # zeros above the diagonal mean nothing there
+    return found | (U if "kept" in asked else {}) | scores
 
 
 def initial(shape: tuple[int, ...]) -> Tensor:
@@ -262,7 +278,7 @@ def reversed_(
     of: Given, asked: frozenset[str], source: Path | None = None, *, portable: bool = False
 ) -> dict[str, Tensor]:
     """What a reverse scan leaves behind. asked: of "final", "gradients" and "initial"."""
-    made, layout = of.prepared if portable else of.in_roles, of.layout
+    made, layout = of.prepared if portable else replace(of.in_roles, A_0=of.prepared.A_0), of.layout
     states = layout.sequence_count, made.heads, made.keys, made.values
     text = text_of(f"{of.package}.reverse")
     names = re.search(r"state_gradients, ((?:dU_\w+, )*dU_\w+),", text)[1].split(", ")
@@ -340,7 +356,8 @@ def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
     """What a scan that solves for corrected values leaves behind, in float64 but for operands of products."""
     p, layout = of.in_roles, of.layout
     C, group = layout.chunk, p.heads // p.input_heads
-    found = {name: x.fill_(torch.nan) for name, x in scanned(of, asked, portable=True).items()}
+    found = scanned(of, asked, portable=True)
+    found = {name: x if name == "A_0" else x.fill_(torch.nan) for name, x in found.items()}
     states = layout.sequence_count, p.heads, p.keys, p.values
     entering = initial(states).double() if "initial" in asked else torch.zeros(states, dtype=torch.float64)
     for n, (row, start, tokens, first) in enumerate(layout.sequences.tolist()):
@@ -357,7 +374,7 @@ def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
                 decay = p.decay_out[chunk, head].double() if hasattr(p, "decay_out") else 1.0
                 R = strength * value + erase * (write @ operand(S))
                 U = operand(R + p.inverse_0[chunk, head].double() @ operand(R))
-                read_out = from_start * (read @ operand(S)) + p.A_0[chunk, head].double() @ U
+                read_out = from_start * (read @ operand(S)) + of.prepared.A_0[chunk, head].double() @ U
                 S = decay * S + write.mT @ operand(to_end * U)
                 at = (chunk - first) * C
                 count = min(C, tokens - at)
@@ -389,7 +406,8 @@ def solved_backwards(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
                 erase, from_start, to_end = by_token(of, ("erase_from_start", "from_start", "to_end"), chunk, head)
                 decay = p.decay_out[chunk, head].double() if hasattr(p, "decay_out") else 1.0
                 inverse, rest = (x[chunk, head].double() for x in (p.inverse_0, p.inverse_0_rest))
-                dU = to_end * (write @ (operand(dS) + operand(dS - operand(dS)))) + p.A_0[chunk, head].double().mT @ dO
+                scores = of.prepared.A_0[chunk, head].double()
+                dU = to_end * (write @ (operand(dS) + operand(dS - operand(dS)))) + scores.mT @ dO
                 dR = dU + (inverse + rest).mT @ operand(dU) + inverse.mT @ operand(dU - operand(dU))
                 if kept:
                     found["dS"][chunk, head] = dS.mT.bfloat16()
@@ -502,7 +520,7 @@ FAULTS = [
         "scan",
         "        S_T = S_T * decay_out\n",
         "        mbarrier.arrive(empty.index(stage), count=1)\n        S_T = S_T * decay_out\n",
-        "read before it is there",
+        "read before it is there|nothing completes a barrier",
     ),
     (
         "gdn",
@@ -510,7 +528,7 @@ FAULTS = [
         "        S_T = warpgroup_mma_wait(1 if STORE_OUTPUT else 0, deps=(S_T,))\n",
         "        S_T = warpgroup_mma_wait(0, deps=(S_T,))\n        mbarrier.arrive(empty.index(stage), count=1)\n"
         "        value_0_T = value_0_tile.load(of_tokens)\n",
-        "tile is read before it is there",
+        "read before it is there|nothing completes a barrier",
     ),
     ("gdn", "scan", "mbarrier.arrive(empty.index(stage), count=1)", "pass", "nothing completes a barrier"),
     (
@@ -525,11 +543,79 @@ FAULTS = [
         "scan",
         "mbarrier.wait(full.index(stage), (c // STAGES) & 1)",
         "mbarrier.wait(full.index(stage), 0)",
-        "read before it is there",
+        "read before it is there|nothing completes a barrier",
     ),
-    ("gdn", "scan", "mbarrier.wait(full.index(stage), (c // STAGES) & 1)", "pass", "nothing completes a barrier"),
+    (
+        "gdn",
+        "scan",
+        "mbarrier.wait(full.index(stage), (c // STAGES) & 1)\n        write_0_tile",
+        "write_0_tile",
+        "read before it is there|that nobody has given back",
+    ),
     ("gdn", "scan", "+ 4 * 3 * C +", "+ 4 * 2 * C +", "more bytes than a barrier expects"),
     ("gdn", "scan", "+ 4 * 3 * C +", "+ 4 * 4 * C +", "nothing completes a barrier"),
+    ("gdn", "scan", "A_0 = warpgroup_mma_wait(0", "A_0 = warpgroup_mma_wait(1", "product is read before"),
+    ("gdn", "scan", "gl.exp2(G_reading - G_written)", "gl.exp2(G_reading + G_written)", "'o'"),
+    ("gdn", "scan", "A_0 *= score_scale_reading", "pass", "'o'"),
+    ("delta_rule", "scan", "A_0 *= from_start_reading", "pass", "'o'"),
+    ("gdn", "scan", "written[None, :] <= reading", "written[None, :] < reading", "'o'"),
+    ("gdn in place", "scan", "(reading < tokens - c * C)", "(reading < C)", "A_0: NaN"),
+    ("gdn in place", "scan", "gl.where(block == 0, 0, NOWHERE)", "gl.where(block < 0, 0, NOWHERE)", "A_0: NaN"),
+    ("gdn", "scan", "            tma.store_wait(STAGES - 1)\n", "            pass\n", "while it is copied out"),
+    ("gdn", "scan", "tma.store_wait(STAGES - 1)", "tma.store_wait(STAGES)", "while it is copied out"),
+    ("gdn", "scan", "    if KEEP:\n        tma.store_wait(0)\n", "", "a role ends while"),
+    (
+        "gdn",
+        "scan",
+        "mbarrier.wait(full.index(stage), (c // STAGES) & 1)\n        A_0",
+        "A_0",
+        "read before it is there",
+    ),
+    (
+        "gdn",
+        "scan",
+        "            mbarrier.wait(scored.index(stage), (c // STAGES) & 1)\n",
+        "",
+        "o: NaN",
+    ),
+    (
+        "gdn",
+        "scan",
+        "mbarrier.wait(scored.index(stage), (c",
+        "mbarrier.wait(scored.index(stage), 1 ^ (c",
+        "'o'|nothing completes",
+    ),
+    ("gdn", "scan", "        mbarrier.arrive(scored.index(stage), count=1)\n", "", "nothing completes a barrier"),
+    (
+        "gdn",
+        "scan",
+        "stage)\n        if KEEP:\n            tma",
+        "stage)\n        mbarrier.arrive(scored.index(stage), count=1)\n        if KEEP:\n            tma",
+        "read before it is there|nothing completes a barrier",
+    ),
+    (
+        "gdn",
+        "scan",
+        "            O_T = warpgroup_mma_wait(0, deps=(O_T,))\n            O_T_low = O_T.to(low)\n"
+        "        mbarrier.arrive(empty.index(stage), count=1)\n",
+        "            mbarrier.arrive(empty.index(stage), count=1)\n"
+        "            O_T = warpgroup_mma_wait(0, deps=(O_T,))\n            O_T_low = O_T.to(low)\n",
+        "written while a product reads it",
+    ),
+    (
+        "gdn",
+        "scan",
+        "A_0_tile.store(A_0_low)\n        fence_async_shared()\n",
+        "A_0_tile.store(A_0_low)\n",
+        "not fenced",
+    ),
+    (
+        "simple_gla",
+        "scan",
+        "A_0_tile.store(A_0_low)\n        fence_async_shared()\n",
+        "A_0_tile.store(A_0_low)\n",
+        "not fenced",
+    ),
     ("gdn", "scan", "gl.maximum(c - 1, 0) * C", "c * C", "o: NaN"),
     ("gdn", "scan", "gl.where(c > 0, batch, NOWHERE)", "batch", "o: NaN"),
     ("gdn", "scan", "(token < tokens)[None, :]", "(token < tokens + 1)[None, :]", "outside the tensor"),
