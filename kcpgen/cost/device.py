@@ -23,8 +23,8 @@ class Kind(Enum):
 class Device:
     """copy: bytes read plus written per second. matmul: bfloat16 FLOP per second of a large product.
 
-    step_us, reverse_step_us: the least time that a chunk takes a serial kernel, and the reverse scan, however little it
-    moves: of any chunk, and of each of its tokens beside.
+    step_us, reverse_step_us: the least time that a chunk takes a program of a serial kernel, and of the reverse scan,
+    however little it moves: of any chunk, and of each MFLOP of its products beside.
     reached: the share of its nearest bound that a chunk-parallel kernel gets to, by its kind.
     """
 
@@ -40,11 +40,11 @@ class Device:
     def bound_ms(self, bytes_moved: float, flops: float) -> float:
         return 1e3 * max(bytes_moved / self.copy, flops / self.matmul)
 
-    def serial_ms(self, steps: int, chunk: int, programs: int, reverse: bool) -> float:
-        """Of `programs` that each walk `steps` chunks, one program a multiprocessor at a time."""
+    def serial_ms(self, steps: int, flops: float, programs: int, reverse: bool) -> float:
+        """Of `programs` that each walk `steps` chunks of so many FLOP, one program a multiprocessor at a time."""
         waves = -(-programs // self.multiprocessors)
-        chunk_us, token_us = self.reverse_step_us if reverse else self.step_us
-        return 1e-3 * waves * steps * (chunk_us + token_us * chunk)
+        chunk_us, megaflop_us = self.reverse_step_us if reverse else self.step_us
+        return 1e-3 * waves * steps * (chunk_us + megaflop_us * 1e-6 * flops)
 
 
 DEVICES = {
@@ -54,14 +54,15 @@ DEVICES = {
         copy=4.27e12,
         matmul=690e12,
         multiprocessors=132,
-        # At K = V = 128, of kernels whose warps have roles: 0.65 us for 32 tokens and 1.29 for 64, 1.46 and 1.84 of the
-        # reverse scan, which leaves a state each chunk.
-        step_us=(0.01, 0.02),
-        reverse_step_us=(1.08, 0.012),
+        # At K = V = 128, of kernels whose warps have roles, 64 columns each: 0.73 us and 1.84 MFLOP (kda), 0.95 and
+        # 2.49 (dplr), 1.53 to 1.67 and 5.24 (gdn); of the reverse scan, which leaves a state each chunk, 0.88 and 1.18
+        # (gla), 1.17 and 1.7, 1.47 and 2.36, 1.9 and 4.19.
+        step_us=(0.24, 0.26),
+        reverse_step_us=(0.6, 0.31),
         # What the kernels of docs/performance.md got to at 1x8192x32, K = V = 128. Computing: `prepare` of two terms
-        # 0.33 to 0.37, the portable `gradients` of a decay per token 0.41. Copied at once: `prepare` 0.62 and 0.71,
-        # `far_gradients` 0.73 and 0.57, all gradients in one kernel 0.67 and 0.78. Streaming: `score_gradients` 0.86,
-        # near pairs 0.81.
+        # 0.33 to 0.37, the portable `gradients` of a decay per token 0.41. Copied at once: `prepare` 0.62 and 0.71, but
+        # 0.46 where it solves and leaves scores to the scan, `far_gradients` 0.73 and 0.57, all gradients in one kernel
+        # 0.67 and 0.78. Streaming: `score_gradients` 0.86, near pairs 0.81.
         reached={Kind.COMPUTING: 0.38, Kind.COPIED_AT_ONCE: 0.7, Kind.STREAMING: 0.83},
     ),
 }

@@ -9,6 +9,7 @@ from kcpgen.cost.device import Device
 from kcpgen.cost.sizes import Sizes
 from kcpgen.cost.work import Counting, KernelWork
 from kcpgen.plan import KernelPlan
+from kcpgen.runtime.hopper_roles import NARROW
 from kcpgen.runtime.layout import CHECKPOINT
 
 
@@ -114,7 +115,8 @@ def _estimate(work: KernelWork, device: Device, sizes: Sizes, chunk: int) -> Ker
     if work.steps == 1:
         predicted = bound / device.reached[work.kind]
     else:
-        predicted = max(bound, work.pace * device.serial_ms(work.steps, chunk, work.programs, work.reverse))
+        flops = work.flops * chunk * NARROW / max(NARROW, sizes.V)  # of a step on so many columns
+        predicted = max(bound, work.pace * device.serial_ms(work.steps, flops, work.programs, work.reverse))
     return KernelEstimate(work=work, bound_ms=bound, predicted_ms=predicted)
 
 
