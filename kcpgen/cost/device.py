@@ -55,8 +55,8 @@ DEVICES = {
         matmul=690e12,
         multiprocessors=132,
         # At K = V = 128, of kernels whose warps have roles, 64 columns each: with a decay per channel 0.73 us and 1.84
-        # MFLOP, of two terms 0.95 and 2.49, with one per head 1.53 to 1.67 and 5.24; of the reverse scan, which leaves a
-        # state each chunk, 1.17 and 1.7, 1.47 and 2.36, 1.9 and 4.19, and without an erase 0.88 and 1.18.
+        # MFLOP, of two terms 0.95 and 2.49, with one per head 1.53 to 1.67 and 5.24; of the reverse scan, which leaves
+        # a state each chunk, 1.17 and 1.7, 1.47 and 2.36, 1.9 and 4.19, and without an erase 0.88 and 1.18.
         step_us=(0.24, 0.26),
         reverse_step_us=(0.6, 0.31),
         # What the kernels of docs/performance.md got to at 1x8192x32, K = V = 128. Computing: `prepare` of two terms
