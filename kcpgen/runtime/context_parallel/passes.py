@@ -196,14 +196,11 @@ def _merge(
 ) -> Tensor:
     """What enters the first sequence, or the gradient of what leaves the last one."""
     shard = cp.shard
-    before = range(shard.rank - shard.pre_num_ranks, shard.rank)
-    chain = range(shard.rank + 1, shard.rank + 1 + shard.post_num_ranks) if backward else before
-    if len(chain) == 1:  # nothing to merge it with
-        return form.states(gathered[chain.start])
-    some = gathered[chain.start : chain.stop]
+    chain = slice(shard.rank + 1, shard.rank + 1 + shard.post_num_ranks)
     if not backward:
-        transitions = form.transition(some)[1:] if form.transitions else None
-    return op.merge(form.states(some), transitions, kind=op.kind, backward=backward, method=cp.merge)
+        chain = slice(shard.rank - shard.pre_num_ranks, shard.rank)
+        transitions = form.transition(gathered)[chain][1:] if form.transitions else None
+    return op.merge(form.states(gathered)[chain], transitions, kind=op.kind, backward=backward, method=cp.merge)
 
 
 def _transitions_after(op: Op, cp: CPContext, exchange: Exchange) -> Tensor | None:
