@@ -9,8 +9,9 @@
 With W = T a_in and B = T strength, which `prepare` would hand on, only one product would wait for another. But W is as
 large as the keys: where a chunk erases along the vectors that it writes, the scan has those anyway, decays of tokens
 scale rows of a product, and of each chunk 16 KB fewer are read, and as many fewer written where nobody else wants W (32
-of 160, at K = V = 128 and 64 tokens): W and B are 24, T is 8. R is also small where a state knows its values, and U
-loses less by rounding it than by rounding T times the parts it is the difference of. dU is not small, and dR may be a
+of 160, at K = V = 128 and 64 tokens): W and B are 24, T is 8. R is also small where a state knows its values:
+rounding it loses little of U. T is rounded down its columns, so that sums of its numbers, which are what a state sees,
+lose no more than one of them (`hopper_ops.rounded_in_columns`). dU is not small, and dR may be a
 difference of many: T and dU enter the reverse scan in two parts each. Only M keeps W.
 """
 
