@@ -10,7 +10,6 @@ from kcpgen.cost.sizes import Sizes
 from kcpgen.cost.work import Counting, KernelWork
 from kcpgen.plan import KernelPlan
 from kcpgen.runtime.hopper_roles import NARROW
-from kcpgen.runtime.layout import CHECKPOINT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,8 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """saved: scratch the backward reads again, bytes per token of a value head, by tensor. recomputed: by whom.
+    """keeping: a forward with a backward to follow. saved: scratch the backward reads again, bytes per token of a value
+    head, by tensor. replay: what works states out again where few are kept, and checkpoints the bytes of these.
 
     segments: into how many parts each sequence is cut, 1 where it stays whole.
     """
@@ -45,15 +45,25 @@ class Estimate:
     segments: int
     by_levels: bool
     forward: tuple[KernelEstimate, ...]
+    keeping: tuple[KernelEstimate, ...]
     backward: tuple[KernelEstimate, ...]
     forward_floor: Floor
     training_floor: Floor
     saved: Mapping[str, float]
-    recomputed: tuple[str, ...]
+    replay: KernelEstimate
+    checkpoints: float
 
     @property
     def saved_mib(self) -> float:
-        return sum(self.saved.values()) * self.sizes.token_heads / 2**20
+        return self.mib(sum(self.saved.values()))
+
+    @property
+    def replaying_mib(self) -> float:
+        """Saved where few states are kept."""
+        return self.mib(sum(self.saved.values()) - self.saved["states"] + self.checkpoints)
+
+    def mib(self, bytes_of_one: float) -> float:
+        return bytes_of_one * self.sizes.token_heads / 2**20
 
 
 def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, by_levels: bool = False) -> Estimate:
@@ -73,11 +83,13 @@ def estimate(plan: KernelPlan, device: Device, sizes: Sizes, *, by_levels: bool 
         segments=counting.segments,
         by_levels=by_levels,
         forward=_estimates(counting.forward, device, sizes, counting.C),
+        keeping=_estimates(counting.keeping, device, sizes, counting.C),
         backward=_estimates(counting.backward, device, sizes, counting.C),
         forward_floor=_floor(inputs + output, flops, device, sizes),
         training_floor=_floor(3 * inputs + 2 * output, 3 * flops, device, sizes),
-        saved=counting.saved,
-        recomputed=(f"entering states but one in {CHECKPOINT}",),
+        saved={**counting.saved, "states": counting.state_bytes},
+        replay=_estimate(counting.replay, device, sizes, counting.C),
+        checkpoints=counting.checkpoints,
     )
 
 

@@ -29,13 +29,14 @@ def to_json(estimate: Estimate) -> str:
         "by_levels": estimate.by_levels,
         "unit": "bytes and FLOP per token of a value head",
         "forward": [_kernel(kernel) for kernel in estimate.forward],
+        "keeping": [_kernel(kernel) for kernel in estimate.keeping],
         "backward": [_kernel(kernel) for kernel in estimate.backward],
         "floor": {"forward": _floor(estimate.forward_floor), "training": _floor(estimate.training_floor)},
         "saved": {"bytes": dict(estimate.saved), "mib": round(estimate.saved_mib, 1)},
-        "recomputed": list(estimate.recomputed),
+        "replayed": {"kernel": _kernel(estimate.replay), "saved_mib": round(estimate.replaying_mib, 1)},
         "predicted_ms": {
             "forward": _rounded(_predicted(estimate.forward)),
-            "training": _rounded(_predicted((*estimate.forward, *estimate.backward))),
+            "training": _rounded(_predicted((*estimate.keeping, *estimate.backward))),
         },
     }
     return json.dumps(whole, indent=2) + "\n"
@@ -54,11 +55,13 @@ def _lines(estimate: Estimate) -> Iterator[str]:
     yield ""
     yield COLUMNS
     yield from _section("forward", estimate.forward, estimate.forward_floor)
+    yield _total("with what it keeps", estimate.keeping, None)
     yield from _section("backward", estimate.backward, None)
-    yield _total("training", (*estimate.forward, *estimate.backward), estimate.training_floor)
+    yield _total("training", (*estimate.keeping, *estimate.backward), estimate.training_floor)
     yield ""
     yield f"saved       {', '.join(estimate.saved)}: {sum(estimate.saved.values()):.0f} B, {estimate.saved_mib:.0f} MiB"
-    yield f"recomputed  {', '.join(estimate.recomputed)}: `states` replays them, in runs"
+    replay = f"`states` works them out in {estimate.replay.predicted_ms:.3f} ms, predicted"
+    yield f"recomputed  nothing; with replayed_states() most states, {estimate.replaying_mib:.0f} MiB: {replay}"
     floors = (("forward", estimate.forward_floor), ("training", estimate.training_floor))
     yield f"floor       {'; '.join(_floor_text(title, floor) for title, floor in floors)}:"
     yield "            inputs, outputs and gradients moved once, products with the state made once for every token"

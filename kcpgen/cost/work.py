@@ -98,8 +98,18 @@ class Counting:
         return (self._prepare(), *(replace(work, reads=self._without_W(work.reads)) for work in summary), scan)
 
     @property
+    def keeping(self) -> tuple[KernelWork, ...]:
+        """A forward with a backward to follow: the scan leaves what that reads, and programs need room for states."""
+        *others, scan = self.forward
+        kept = {"states": self.state_bytes, **self._values("U", self.plan.erasing)}
+        scores = {name: size for name, size in self.scratch.items() if self._scoring and name.startswith("A_")}
+        whole = replace(scan, programs=self.sizes.B * self._serial_programs * self.segments, pace=1.0)
+        whole = replace(whole, writes={**scan.writes, **kept, **scores})
+        return (*others, self._in_roles(whole, leaving={**scan.writes, **kept}))
+
+    @property
     def backward(self) -> tuple[KernelWork, ...]:
-        reversed_ = {"state_gradients": self._state_bytes, **self._corrected_gradients}
+        reversed_ = {"state_gradients": self.state_bytes, **self._corrected_gradients}
         equations = (*self.plan.form.reverse_scan, *(self._gradients("dR") if self._solving else []))
         reads = {**self._output("do"), **{name: self.scratch[name] for name in self._solving}}
         reverse = self._serial("reverse", equations, reads, reversed_)
@@ -107,7 +117,6 @@ class Counting:
         reverse = self._in_roles(reverse, leaving=reverse.writes)
         summary = self._summary(equations, reads, self._added[1])
         kernels = (
-            self._states(),
             *(replace(work, reads=self._without_W(work.reads)) for work in summary),
             reverse,
             *((self._both_axes(),) if self._on_both_axes else (self._score_gradients(), self._walk_over_states())),
@@ -131,7 +140,7 @@ class Counting:
 
     @property
     def saved(self) -> dict[str, float]:
-        """What the backward reads again, beside a state in a few chunks."""
+        """What the backward reads again, beside states."""
         kept = {name: size for name, size in self.scratch.items() if name not in let_go(self.plan)}
         return {**kept, **self._values("U", self.plan.erasing)}
 
@@ -186,10 +195,16 @@ class Counting:
     def _without_W(self, moved: Mapping[str, float]) -> dict[str, float]:
         return {n: size for n, size in moved.items() if not (self._solving and n.startswith("W_"))}
 
-    def _states(self) -> KernelWork:
-        """In runs of a few chunks, side by side."""
-        reads = {**self._corrected, "checkpoints": 2 * self._state_bytes / CHECKPOINT}
-        work = self._serial("states", self._equations("S_next"), reads, {"states": self._state_bytes})
+    @property
+    def checkpoints(self) -> float:
+        """Bytes of states where few are kept."""
+        return 2 * self.state_bytes / CHECKPOINT
+
+    @property
+    def replay(self) -> KernelWork:
+        """Of the others then, in runs of a few chunks, side by side."""
+        reads = {**self._corrected, "checkpoints": self.checkpoints}
+        work = self._serial("states", self._equations("S_next"), reads, {"states": self.state_bytes})
         runs = -(-self._chunks // CHECKPOINT)
         return replace(work, programs=self.sizes.B * self._serial_programs * runs, steps=min(CHECKPOINT, self._chunks))
 
@@ -240,7 +255,7 @@ class Counting:
     def _walk_over_states(self) -> KernelWork:
         """What reads the states: all of the key axis, or where every channel decays, what comes from afar."""
         equations = self._gradients("da_in", "dq_in", "dw_out", "ddecay_out")
-        states = {"states": self._state_bytes, "state_gradients": self._state_bytes}
+        states = {"states": self.state_bytes, "state_gradients": self.state_bytes}
         reads = {**self._on_keys, **self._output("do"), **states, **self._corrected, **self._score_bytes, **self._sums}
         reads |= self._solved_gradients
         reads |= {name: size for name, size in self.scratch.items() if name == "to_end"}
@@ -434,7 +449,7 @@ class Counting:
         return elements * (FULL if full else LOW) / self.C
 
     @property
-    def _state_bytes(self) -> float:
+    def state_bytes(self) -> float:
         return self.KP * self.VP * LOW / self.C
 
     def _values(self, name: str, terms: Iterable[int]) -> dict[str, float]:

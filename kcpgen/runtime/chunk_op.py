@@ -29,6 +29,7 @@ from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
 from kcpgen.runtime.hopper_roles import takes
+from kcpgen.runtime.kept import replays
 from kcpgen.runtime.launch import StatesAround, Tiles, altered, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
 from kcpgen.runtime.pieces import Pieces, cut, multiprocessors
@@ -87,6 +88,7 @@ class Run:
     cp: CPContext | None
     differentiable: bool  # whether a backward may follow
     segments: int | None  # asked for when the call was made: a backward may run where nobody asks
+    replays: bool  # whether the backward replays states, of which the forward keeps a few; likewise
 
     @cached_property
     def sequences(self) -> range:
@@ -239,8 +241,16 @@ class Forward(_Op):
         self._o: Tensor | None = None
         if self._stretches or run.cp is not None:  # before streams begin, and before others count on this rank
             self._o = self.o
-        self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if run.differentiable else None
+        replayed, kept = run.differentiable and run.replays, run.differentiable and not run.replays
+        self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if replayed else None
+        self.kept = self._room_for_states(scratch_dtype(value.dtype)) if kept else None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
+
+    def _room_for_states(self, dtype: torch.dtype) -> Tensor:
+        """Of all chunks, as `scan_states` would return them."""
+        layout, widths = self._run.layout, self._run.tiles.prepare
+        sizes = (layout.chunk_count, self.heads, widths.value_width, widths.key_width)
+        return torch.empty(sizes, dtype=dtype, device=layout.sequences.device)
 
     @property
     def o(self) -> Tensor:
@@ -326,7 +336,8 @@ class Forward(_Op):
             o=o,
             initial_state=initial,
             final_state=final,
-            checkpoints=None if o is None else self.checkpoints,  # a summary leaves all as it was
+            states=None if o is None else self.kept,  # a summary leaves all as it was
+            checkpoints=None if o is None else self.checkpoints,
             chunks_needed=self._needed(layout) if o is None else None,
         )
 
@@ -361,23 +372,31 @@ class Forward(_Op):
         out.copy_(compose(parts, product))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Restored:
+    """What a forward has left for its backward. states: that entered all chunks, or None; checkpoints are some then."""
+
+    prepared: Any
+    states: Tensor | None
+    checkpoints: Tensor | None
+    inner: dict[int, Tensor]
+
+
 class Backward(_Op):
     def __init__(
         self,
         run: Run,
-        prepared: Any,
         tensors: Sequence[Tensor | None],
         do: Tensor,
         initial: Tensor | None,
-        checkpoints: Tensor | None,
-        inner: dict[int, Tensor],
+        saved: _Restored,
     ) -> None:
-        super().__init__(run, tensors, inner)
-        self.prepared = prepared
-        self._checkpoints = checkpoints
+        super().__init__(run, tensors, saved.inner)
+        self.prepared = saved.prepared
+        self._checkpoints = saved.checkpoints
         self._do = do
         self._initial = initial
-        self._replayed: Tensor | None = None
+        self._entering = saved.states  # of all chunks
         self._reversed: tuple[Tensor, tuple[Tensor, ...]] | None = None
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
         found = run.stretches
@@ -398,10 +417,10 @@ class Backward(_Op):
         return nullcontext() if self._behind is None else self._behind.serially()
 
     def replay(self) -> None:
-        """The states that entered the chunks, which waits for nothing."""
+        """The states that entered the chunks, unless they were kept, which waits for nothing."""
         run = self._run
-        if self._replayed is None:
-            self._replayed = run.kernels.scan_states(
+        if self._entering is None:
+            self._entering = run.kernels.scan_states(
                 self.prepared, run.layout, run.tiles.states, initial_state=self._initial, checkpoints=self._checkpoints
             )
 
@@ -458,11 +477,11 @@ class Backward(_Op):
     def finish(self) -> tuple[Tensor | None, ...]:
         run = self._run
         self.replay()
-        assert self._replayed is not None
+        assert self._entering is not None
         assert self._reversed is not None
-        states = StatesAround(entering=self._replayed, leaving=self._reversed[0])
+        states = StatesAround(entering=self._entering, leaving=self._reversed[0])
         corrected_gradients = self._reversed[1]
-        self._replayed = self._reversed = None
+        self._entering = self._reversed = None
         found: tuple[Tensor | None, ...] = run.kernels.gradients(
             *self._tensors,
             run.layout,
@@ -484,19 +503,42 @@ class Backward(_Op):
         return stretches.halves(run.layout.chunk_count, run.heads, multiprocessors(run.layout.sequences.device))
 
 
-def _without_inputs(prepared: Any, tensors: Sequence[Tensor | None]) -> tuple[Any, dict[str, int]]:
-    """`prepared` without the inputs that serial kernels read in place, and the number of each by its field.
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """What a backward needs, all of whose tensors autograd saves: hooks may replace them (checkpoints, offloading), and
+    what they were may then serve for anything else.
 
-    Only what autograd saves may outlive the forward: hooks replace it (checkpoints, offloading), and the memory of the
-    input may then serve for anything else.
+    prepared: without tensors. lent: by field, the number of an input that serial kernels read in place. scratch: the
+    fields of what else is saved, and inner: the sequences whose M follow.
     """
-    numbers = {id(x): n for n, x in enumerate(tensors) if x is not None}
-    lent = {name: numbers[id(x)] for name, x in vars(prepared).items() if id(x) in numbers}
-    return altered(prepared, **dict.fromkeys(lent)), lent
 
+    prepared: Any
+    lent: Mapping[str, int]
+    scratch: tuple[str, ...]
+    inner: tuple[int, ...]
 
-def _with_inputs(prepared: Any, lent: Mapping[str, int], tensors: Sequence[Any]) -> Any:
-    return altered(prepared, **{name: readable(tensors[n]) for name, n in lent.items()})
+    @classmethod
+    def of(cls, op: Forward, tensors: Sequence[Tensor | None]) -> tuple[_Saved, list[Tensor | None]]:
+        """And what is to be saved, beside the tensors of the call."""
+        prepared = op.prepared.for_backward()
+        found = {name: x for name, x in vars(prepared).items() if isinstance(x, Tensor)}
+        numbers = {id(x): n for n, x in enumerate(tensors) if x is not None}
+        lent = {name: numbers[id(x)] for name, x in found.items() if id(x) in numbers}
+        scratch = {name: x for name, x in found.items() if name not in lent}
+        bare = altered(prepared, **dict.fromkeys(found))
+        saved = cls(prepared=bare, lent=lent, scratch=(*scratch,), inner=(*op.inner,))
+        return saved, [op.kept, op.checkpoints, *scratch.values(), *op.inner.values()]
+
+    def restored(self, saved: Sequence[Any], inputs: Sequence[Any]) -> _Restored:
+        states, checkpoints, *rest = (None if x is None else x.contiguous() for x in saved)
+        scratch = dict(zip(self.scratch, rest, strict=False))
+        lent = {name: readable(inputs[n]) for name, n in self.lent.items()}
+        return _Restored(
+            prepared=altered(self.prepared, **scratch, **lent),
+            states=states,
+            checkpoints=checkpoints,
+            inner={n: x for n, x in zip(self.inner, rest[len(self.scratch) :], strict=True) if x is not None},
+        )
 
 
 class _Chunked(torch.autograd.Function):
@@ -517,12 +559,10 @@ class _Chunked(torch.autograd.Function):
             op.prepare_all()  # where there is no sequence to run
         if not run.differentiable:
             return op.o, final
-        ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors)
+        ctx.saved, made = _Saved.of(op, tensors)
+        ctx.save_for_backward(initial, kept.entering, kept.transitions, *tensors, *made)
         ctx.set_materialize_grads(False)
-        ctx.run = run
-        ctx.prepared, ctx.lent = _without_inputs(op.prepared.for_backward(), tensors)
-        ctx.checkpoints = op.checkpoints
-        ctx.inner = op.inner
+        ctx.run, ctx.count = run, len(tensors)
         return op.o, final
 
     @staticmethod
@@ -531,23 +571,23 @@ class _Chunked(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the kernels' gradients would come out as constants
             raise RuntimeError(f"{run.kernels.op}: no gradients of gradients on Triton; backend='eager' has them")
         saved = ctx.saved_tensors  # once: a checkpoint's hook gives them back no second time
-        states, tensors = saved[:3], saved[3:]  # hooks may have laid them out anew
+        states, tensors, made = saved[:3], saved[3 : 3 + ctx.count], saved[3 + ctx.count :]  # laid out anew by hooks
         initial, received, transitions = (None if x is None else x.contiguous() for x in states)
         tensors = [None if x is None else unit_stride(x) for x in tensors]
-        prepared = _with_inputs(ctx.prepared, ctx.lent, tensors)
+        found = ctx.saved.restored(made, tensors)
         value = tensors[run.kernels.value]
         sizes = (*value.shape[:2], run.heads, value.shape[3])
         do = value.new_zeros(sizes) if do is None else hopper.copyable(do, run.tiles)
         leaving = None if leaving is None else leaving.contiguous()
         entering = None if initial is None else torch.empty_like(initial)
         local = initial if run.cp is None else entering_states(run.cp.shard, initial, received)
-        with Backward(run, prepared, tensors, do, local, ctx.checkpoints, ctx.inner) as op:
+        with Backward(run, tensors, do, local, found) as op:
             if run.cp is None:
                 op.run(run.sequences, leaving, entering)
                 return (None, None, entering, *op.finish())
             kept = passes.Kept(entering=received, transitions=transitions)
-            found = passes.backward(op, run.cp, kept, leaving, entering)
-        return (None, None, callers_rows(run.cp.shard, entering), *found)
+            gradients = passes.backward(op, run.cp, kept, leaving, entering)
+        return (None, None, callers_rows(run.cp.shard, entering), *gradients)
 
 
 @outside_graphs
@@ -584,6 +624,7 @@ def run_chunks(
         cp=cp,
         differentiable=requires_grad(initial_state, *inputs, *params),
         segments=split.asked_for(tiles.segments),
+        replays=replays(),
     )
     if initial_state is not None:
         initial_state = initial_state.float() if cp is None else local_states(cp.shard, initial_state.float())

@@ -51,7 +51,7 @@ KERNELS = ("scan_kernel", "reverse_kernel")
 TRANSITION = "transition_kernel"  # of ops that erase
 MOST_WAITS = 5  # of one kernel; where products cannot be in flight together, each of them is waited for
 REGISTERS_OF_ALL = 64 * 1024  # a multiprocessor's
-ADDRESSES = 32  # bytes of stack at most of a wide program: addresses for its last chunk's output
+ADDRESSES = 64  # bytes of stack at most of a wide program: addresses for its last chunk and its final state
 
 BF16, CPU = torch.bfloat16, torch.device("cpu")
 TILES = ScanTiles(value_block=64, warps=4, stages=3)
@@ -289,7 +289,7 @@ def test_other_calls_are_left_to_the_portable_kernels(call: Any, layout: ChunkLa
     assert hopper_roles.stages(call, layout, tiles, 40_000, 16_000) == 0
     op = next(name for name in OPS if "for_roles" not in (GENERATED / name / "scan_hopper.py").read_text("utf-8"))
     scan, reverse = (import_module(f"{package(op)}.{name}_hopper") for name in ("scan", "reverse"))
-    nothing = {"initial_state": None, "final_state": None, "checkpoints": None}
+    nothing = {"initial_state": None, "final_state": None, "states": None, "checkpoints": None}
     assert not scan.scan_in_roles(call, layout, tiles, o=None, **nothing)
     summary = import_module(f"{package(ERASING[0])}.summary_hopper")
     assert not summary.transitions_in_roles(call, layout, tiles, torch.empty(0))

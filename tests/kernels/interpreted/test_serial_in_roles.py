@@ -232,27 +232,30 @@ def in_roles(of: Given, stem: str, source: Path | None) -> Iterator[Any]:
 def corrected(of: Given) -> list[str]:
     """Names of values that a scan leaves behind."""
     text = text_of(f"{of.package}.scan_hopper")
-    return re.findall(r"None if checkpoints is None else tile_descriptor\(prepared\.(U_\w+)", text)
+    return re.findall(r"tile_descriptor\(prepared\.(U_\w+), C, block\) if kept else None", text)
 
 
 def scanned(
     of: Given, asked: frozenset[str], source: Path | None = None, *, portable: bool = False
 ) -> dict[str, Tensor]:
-    """What a scan leaves behind. asked: of "initial", "o", "final" and "kept"."""
+    """What a scan leaves behind. asked: of "initial", "o", "final" and "kept", with "replayed" for a few states."""
     prepared, layout = of.prepared if portable else of.in_roles, of.layout
     states = layout.sequence_count, prepared.heads, prepared.keys, prepared.values
     U = {name: torch.full_like(getattr(prepared, name), torch.nan) for name in corrected(of)}
     found = {
         "o": torch.full((of.batch, of.tokens, *states[1::2]), torch.nan, dtype=torch.bfloat16),
         "final": torch.full(states, torch.nan),
-        "kept": torch.full((-(-layout.chunk_count // EVERY), *states[1:]), torch.nan),
+        "kept": torch.full(_of_states(of, "replayed" in asked), torch.nan),
     }
     found = {name: x for name, x in found.items() if name in asked}
+    if "kept" in asked and "replayed" not in asked:
+        found["kept"] = found["kept"].bfloat16()
     operands = {
         "o": found.get("o"),
         "initial_state": initial(states) if "initial" in asked else None,
         "final_state": found.get("final"),
-        "checkpoints": found.get("kept"),
+        "states": None if "replayed" in asked else found.get("kept"),
+        "checkpoints": found.get("kept") if "replayed" in asked else None,
     }
     scores = {"A_0": torch.full_like(of.prepared.A_0, torch.nan)} if of.scores_in_scan and "kept" in asked else {}
     prepared = replace(prepared, **U, **({} if portable else scores))
@@ -268,6 +271,14 @@ def scanned(
         for x in scores.values() if not of.sizes.batch else ():
             x[layout.sequences[NOBODYS, 3]] = torch.nan  # zeros above the diagonal mean nothing there
     return found | (U if "kept" in asked else {}) | scores
+
+
+def _of_states(of: Given, replayed: bool) -> tuple[int, ...]:
+    """Of those that a scan leaves for a backward."""
+    made, chunks = of.prepared, of.layout.chunk_count
+    if replayed:
+        return (-(-chunks // EVERY), made.heads, made.keys, made.values)
+    return (chunks, made.heads, made.value_width, made.key_width)
 
 
 def initial(shape: tuple[int, ...]) -> Tensor:
@@ -364,7 +375,9 @@ def solved(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
         for head in range(p.heads):
             S = pad(entering[n, head], (0, p.value_width - p.values, 0, p.key_width - p.keys))
             for chunk in range(first, first - (-tokens // C)):
-                if chunk % EVERY == 0 and "kept" in asked:
+                if "kept" in asked and "replayed" not in asked:
+                    found["kept"][chunk, head] = S.mT.bfloat16()
+                elif "kept" in asked and chunk % EVERY == 0:
                     found["kept"][chunk // EVERY, head] = S[: p.keys, : p.values]
                 read, write = (tile(of, x, p.in_place, chunk, head, group) for x in (p.read, p.write_0))
                 value = tile(of, p.value_0, p.values_in_place, chunk, head)
@@ -420,6 +433,7 @@ def solved_backwards(of: Given, asked: frozenset[str]) -> dict[str, Tensor]:
 
 FORWARDS = {  # what is asked for beside an output and nothing else
     "training": frozenset(("initial", "o", "final", "kept")),
+    "training, replayed": frozenset(("initial", "o", "final", "kept", "replayed")),
     "inference": frozenset(("o", "final")),
     "output": frozenset(("initial", "o")),
     "summary": frozenset(("initial", "final")),
@@ -620,8 +634,13 @@ FAULTS = [
     ("gdn", "scan", "gl.where(c > 0, batch, NOWHERE)", "batch", "o: NaN"),
     ("gdn", "scan", "(token < tokens)[None, :]", "(token < tokens + 1)[None, :]", "outside the tensor"),
     ("gdn", "scan", "            fence_async_shared()\n            place", "            place", "not fenced"),
-    ("gdn", "scan", "store_wait(1 if KEEP else 0)", "store_wait(2)", "written while it is copied out"),
-    ("gdn", "scan", "tma.store_wait(1)\n", "tma.store_wait(2)\n", "written while it is copied out"),
+    ("gdn", "scan", "store_wait(1 + STATES if KEEP else 0)", "store_wait(3)", "written while it is copied out"),
+    ("gdn", "scan", "tma.store_wait(1 + STATES)\n", "tma.store_wait(3)\n", "written while it is copied out"),
+    ("gdn", "scan", "tma.store_wait(2)\n", "tma.store_wait(3)\n", "written while it is copied out"),
+    ("gla", "scan", "tma.store_wait(1)\n", "tma.store_wait(2)\n", "written while it is copied out"),
+    ("gla", "scan", "tma.store_wait(STATES)\n", "tma.store_wait(2)\n", "written while it is copied out"),
+    ("delta_rule in place", "scan", "[at * VP + block, 0], state", "[at * VP, 0], state", "kept"),
+    ("dplr", "scan", "convert_layout(S_T_low, of_keys)", "convert_layout(S_T_rest, of_keys)", "kept"),
     ("gdn", "scan", "        tma.store_wait(0)\n    if", "    if", "ends while tiles are copied out"),
     ("gdn", "scan", "% CHECKPOINT == 0", "% CHECKPOINT == 1", "kept"),
     ("gdn", "scan", "decay_out_ptr + at + HV", "decay_out_ptr + at", "'o'"),
@@ -699,5 +718,6 @@ def test_a_planted_fault_is_found(case: str, stem: str, right: str, wrong: str, 
     source = tmp_path / f"{stem}_hopper.py"
     source.write_text(text.replace(right, wrong), encoding="utf-8")
     everything = FORWARDS if stem == "scan" else BACKWARDS
+    asked = "training, replayed" if "CHECKPOINT" in right else "training"
     with pytest.raises(AssertionError, match=said):
-        check(case, stem, everything["training"], source)
+        check(case, stem, everything[asked], source)
