@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kcpgen.emit import gluon_gradients
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
 from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper
+from kcpgen.emit.gluon_value_axis import on_both_axes
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
 from kcpgen.emit.scores_in_scan import scores_in_scan
@@ -126,6 +128,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         value_index=spec.inputs.index(value_input(spec)),
         transition=plan.form.transition,
         transitions="transitions" if dense else "None",
+        gradients_in_one=int(gluon_gradients.in_flight(plan) and on_both_axes(plan)),
         scores_in_scan=int(scores_in_scan(plan)),
         solves_in_scan=int(solves_in_scan(plan)),
         summary_import=["from .summary import transitions"] if dense else [],

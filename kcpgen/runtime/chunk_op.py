@@ -47,7 +47,8 @@ class Kernels:
 
     form: what the choice of tiles depends on. key, value: numbers of a token input on the key axis and of the one whose
     shape and dtype the output takes. transitions: None where M is no matrix. forgetting: None where nothing bounds what
-    is left of a state (`kcpgen.runtime.forgetting`). scores_in_scan, solves_in_scan: whether the scan can make scores
+    is left of a state (`kcpgen.runtime.forgetting`). gradients_in_one: whether one kernel for Hopper makes gradients of
+    all inputs, and leaves nothing for a next one. scores_in_scan, solves_in_scan: whether the scan can make scores
     itself, in roles, and whether both can solve for corrected values and what these hang on; `prepare` is told whether
     they will.
     """
@@ -65,6 +66,7 @@ class Kernels:
     gradients: Launcher
     transitions: Launcher | None
     forgetting: Launcher | None
+    gradients_in_one: bool = False
     scores_in_scan: bool = False
     solves_in_scan: bool = False
 
@@ -497,9 +499,12 @@ class Backward(_Op):
 
     def _parts(self) -> Iterable[range]:
         """The chunks, in what portions `gradients` takes them."""
-        if self._behind is not None:
-            return self._behind.once_reversed()
         run = self._run
+        at_once = run.kernels.gradients_in_one
+        if self._behind is not None:
+            return self._behind.once_reversed(in_portions=not at_once)
+        if at_once:
+            return (range(run.layout.chunk_count),)
         return stretches.halves(run.layout.chunk_count, run.heads, multiprocessors(run.layout.sequences.device))
 
 

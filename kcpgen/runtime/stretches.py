@@ -155,14 +155,14 @@ class Behind:
                 op.reverse(row, state, state)
                 self._done.append(self._serial.now())
 
-    def once_reversed(self) -> Iterator[range]:
+    def once_reversed(self, in_portions: bool) -> Iterator[range]:
         """The stretches, each as soon as what the current stream is given next will find it done; long ones in two
-        portions, since what their gradients need meanwhile is the most of any."""
+        portions, if asked for, where what their gradients need meanwhile would be the most of any."""
         total = self._stretches[-1].stop
         for chunks, event in zip(reversed(self._stretches), self._done, strict=True):
             self._serial.wait_for(event)
             middle = (chunks.start + chunks.stop) // (2 * STEP) * STEP
-            long = len(chunks) > PORTION * total and middle > chunks.start
+            long = in_portions and len(chunks) > PORTION * total and middle > chunks.start
             yield from (range(middle, chunks.stop), range(chunks.start, middle)) if long else (chunks,)
 
 

@@ -53,4 +53,6 @@ def test_gradients_take_long_stretches_in_two_portions() -> None:
     assert [row.lengths for row in rows] == [(128,), (80,), (48,)]
     behind = Behind(cuts, rows)
     behind._done = [None] * 3
-    assert list(behind.once_reversed()) == [range(208, 256), range(128, 208), range(64, 128), range(64)]
+    halved = [range(208, 256), range(128, 208), range(64, 128), range(64)]
+    assert list(behind.once_reversed(in_portions=True)) == halved
+    assert list(behind.once_reversed(in_portions=False)) == [range(208, 256), range(128, 208), range(128)]
