@@ -20,7 +20,8 @@ class Case:
 
     offsets: cu_seqlens of a packed row, () for a plain batch. gates, keys: how the log decays and the key vectors are
     drawn (see `kcpgen.verify.inputs`). extreme: the inputs are there to break things, the bound is wider.
-    segments: into how many the kernels cut each sequence, None for what suits the device.
+    segments: into how many the kernels cut each sequence, None for what suits the device. replayed: whether a forward
+    keeps few states (`kcpgen.runtime.kept`).
     """
 
     label: str
@@ -39,6 +40,7 @@ class Case:
     initial_state: bool = True
     loss: str = "both"  # "output", "state" or "both"
     segments: int | None = None
+    replayed: bool = False
 
     @property
     def sequences(self) -> int:
@@ -78,7 +80,8 @@ def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(one, label="packed, empty sequences", offsets=FEW_ENDS, tokens=FEW_ENDS[-1]),
         replace(one, label="HV=2H", value_heads=2),
         replace(one, label="repeated keys", tokens=64, keys="repeated", gates="zero"),
-        replace(one, label="in 4 segments", tokens=290, segments=4, gates="slow"),  # and more than one checkpoint
+        replace(one, label="in 4 segments", tokens=290, segments=4, gates="slow"),
+        replace(one, label="few states kept", tokens=290, gates="slow", replayed=True),  # more than one where C = 32
     )
     more = (replace(base, label="fp16", dtype="float16"), replace(base, label="T=1", tokens=1))
     return (*cases, *few) if quick else (*cases, *more, *_corners(op, base))
@@ -94,6 +97,8 @@ def gpu_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(base, label="fp32", dtype="float32"),
         *_corners(op, replace(base, tokens=200)),
         *_cut(base),
+        replace(base, label="few states kept", gates="slow", replayed=True),
+        replace(base, label="few states kept, in 4 segments", gates="slow", replayed=True, segments=4),
         _many(base),
         *([] if quick else [replace(base, label="T=32768", tokens=32768, heads=1, value_heads=1)]),
     )

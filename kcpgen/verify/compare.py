@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.kept import replayed_states
 from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
 from kcpgen.verify.inputs import Inputs, in_float64, make_inputs
@@ -72,7 +73,7 @@ def compare(op: Op, case: Case, device: str) -> Comparison:
 def evaluate(call: Recurrence, inputs: Inputs, case: Case, **keywords: Any) -> dict[str, Tensor]:
     """Outputs and gradients of all leaves, by name: o, final_state, d<input>."""
     offsets = torch.tensor(case.offsets, device=inputs.device) if case.offsets else None
-    with forced_segments(case.segments):
+    with forced_segments(case.segments), replayed_states(case.replayed):
         o, state = call(
             **inputs.tokens,
             **inputs.params,
