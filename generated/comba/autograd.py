@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/comba.kcp
 # spec sha256 2d17e9fa023d, template sha256 900ee749d909, sympy 1.14.0
 
-"""Comba: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
+"""Comba: the Triton kernels as one differentiable function. Two kernels forward, three backward."""
 
 import torch
 

@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/delta_rule.kcp
 # spec sha256 e56591a06d21, template sha256 900ee749d909, sympy 1.14.0
 
-"""DeltaNet: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
+"""DeltaNet: the Triton kernels as one differentiable function. Two kernels forward, three backward."""
 
 import torch
 

@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/dplr.kcp
 # spec sha256 bbfd0aeb4935, template sha256 900ee749d909, sympy 1.14.0
 
-"""Diagonal plus low rank recurrence: the Triton kernels as one differentiable function. Two kernels forward, five backward."""
+"""Diagonal plus low rank recurrence: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
 
 import torch
 

@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/gdn.kcp
 # spec sha256 7c3398bb2624, template sha256 900ee749d909, sympy 1.14.0
 
-"""Gated DeltaNet: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
+"""Gated DeltaNet: the Triton kernels as one differentiable function. Two kernels forward, three backward."""
 
 import torch
 

@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/gdn2.kcp
 # spec sha256 6cfb0393be33, template sha256 900ee749d909, sympy 1.14.0
 
-"""Gated DeltaNet-2: the Triton kernels as one differentiable function. Two kernels forward, six backward."""
+"""Gated DeltaNet-2: the Triton kernels as one differentiable function. Two kernels forward, five backward."""
 
 import torch
 

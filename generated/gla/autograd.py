@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/gla.kcp
 # spec sha256 6bfb58e2c98d, template sha256 900ee749d909, sympy 1.14.0
 
-"""Gated linear attention: the Triton kernels as one differentiable function. Two kernels forward, five backward."""
+"""Gated linear attention: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
 
 import torch
 

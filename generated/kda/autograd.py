@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/kda.kcp
 # spec sha256 8bdb0b54dc19, template sha256 900ee749d909, sympy 1.14.0
 
-"""Kimi Delta Attention: the Triton kernels as one differentiable function. Two kernels forward, six backward."""
+"""Kimi Delta Attention: the Triton kernels as one differentiable function. Two kernels forward, five backward."""
 
 import torch
 

@@ -2,7 +2,7 @@
 # regenerate: kcpgen build specs/simple_gla.kcp
 # spec sha256 5d08995d00a8, template sha256 900ee749d909, sympy 1.14.0
 
-"""Linear attention with a scalar decay: the Triton kernels as one differentiable function. Two kernels forward, four backward."""
+"""Linear attention with a scalar decay: the Triton kernels as one differentiable function. Two kernels forward, three backward."""
 
 import torch
 

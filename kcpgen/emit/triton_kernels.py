@@ -63,9 +63,9 @@ def _key_axis(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _launches(plan: KernelPlan) -> str:
-    """How many kernels the backward launches."""
+    """How many kernels the backward launches, where states were kept."""
     finishes = bool(scalar_inputs(plan) or plan.sums)
-    return {4: "four", 5: "five", 6: "six"}[4 + bool(plan.decay_axis) + (bool(plan.decay_axis) and finishes)]
+    return {3: "three", 4: "four", 5: "five"}[3 + bool(plan.decay_axis) + (bool(plan.decay_axis) and finishes)]
 
 
 def _modes(plan: KernelPlan) -> list[str]:

@@ -1,9 +1,9 @@
 """An op's generated kernels behind autograd, on one device or on the ranks of a context-parallel group.
 
-Two kernels forward (the chunk-parallel `prepare`, the serial `scan`), three to six backward (states in runs, `reverse`,
-and what is chunk-parallel, behind `gradients`), some launched once for each stretch of chunks. On ranks the same
-kernels work on windows of the local sequences, and what crosses ranks is summarised by them. So are segments, where few
-heads of long sequences would leave most of a device idle.
+Two kernels forward (the chunk-parallel `prepare`, the serial `scan`), two to five backward (`reverse`, and what is
+chunk-parallel, behind `gradients`; `states` before them where few were kept), some launched once for each stretch of
+chunks. On ranks the same kernels work on windows of the local sequences, and what crosses ranks is summarised by them.
+So are segments, where few heads of long sequences would leave most of a device idle.
 """
 
 from __future__ import annotations
