@@ -8,7 +8,7 @@ So are segments, where few heads of long sequences would leave most of a device 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -170,7 +170,7 @@ class _Op:
     def __init__(self, run: Run, tensors: Sequence[Any], inner: dict[int, Tensor]) -> None:
         """inner: by sequence, M of its inner segments where it is cut into any."""
         self.inner = inner
-        self._looked_at: dict[tuple[ChunkLayout, bool], Tensor] = {}  # what `_needed` would find, by what it is asked
+        self._looked_at: dict[ChunkLayout, Tensor] = {}  # what `_needed` has found already
         self.name = run.kernels.op
         self.kind = run.kernels.kind
         self.differentiable = run.differentiable
@@ -210,8 +210,8 @@ class _Op:
         run = self._run
         if run.kernels.forgetting is None:
             return None
-        if (layout, from_the_start) in self._looked_at:
-            return self._looked_at[layout, from_the_start]
+        if layout in self._looked_at and not from_the_start:
+            return self._looked_at[layout]
         found = self._room_for_counts(layout)
         run.kernels.forgetting(*self._tensors, layout, found, **run.keywords, from_the_start=from_the_start)
         return found
@@ -249,7 +249,6 @@ class Forward(_Op):
         replayed, kept = run.differentiable and run.replays, run.differentiable and not run.replays
         self.checkpoints = self.states(-(-run.layout.chunk_count // CHECKPOINT)) if replayed else None
         self.kept = self._room_for_states(scratch_dtype(value.dtype)) if kept else None
-        self.gates_from_the_start: dict[ChunkLayout, Tensor] = {}  # counts that summaries of the backward will be told
         self._summaries: dict[range, Tensor] = {}  # of the segments of a sequence that comes and goes on
 
     def _room_for_states(self, dtype: torch.dtype) -> Tensor:
@@ -279,27 +278,29 @@ class Forward(_Op):
 
     def _prepare_segments(self, cut: Pieces) -> None:
         """And look which of them forget all that enters: once, for summaries and for M, beside `prepare`, or before it
-        where it makes W for M alone. For the backward, which would wait for it, from their other end too."""
+        where it makes W for M alone."""
         run, device = self._run, self._run.layout.sequences.device
         if run.kernels.forgetting is None or not self._unprepared:
             self.prepare_all()
             return
         leading, inner = (self._room_for_counts(layout) for layout in (cut.leading, cut.inner))
 
-        following = self._room_for_counts(cut.following) if run.differentiable else None
-        first = run.kernels.solves_in_scan and self._modes["for_roles"] and run.cp is None
-        with nullcontext() if first else beside(device):
+        def look() -> None:
+            assert run.kernels.forgetting is not None
             run.kernels.forgetting(*self._tensors, cut.leading, leading, **run.keywords, from_the_start=False)
             torch.index_select(leading, 0, cut.inner_leading, out=inner)
-        if first and cut.inner.sequence_count:
-            self._modes |= {"segments": cut.inner_of_chunks, "chunks_needed": inner}
-        if following is not None:
+
+        if run.kernels.solves_in_scan and self._modes["for_roles"] and run.cp is None:
+            look()
+            if cut.inner.sequence_count:
+                self._modes |= {"segments": cut.inner_of_chunks, "chunks_needed": inner}
+            self.prepare_all()
+        else:
             with beside(device):
-                run.kernels.forgetting(*self._tensors, cut.following, following, **run.keywords, from_the_start=True)
-            self.gates_from_the_start[cut.following] = following
-        self.prepare_all()
-        join(device)
-        self._looked_at = {(cut.leading, False): leading, (cut.inner, False): inner}
+                look()
+            self.prepare_all()
+            join(device)
+        self._looked_at = {cut.leading: leading, cut.inner: inner}
 
     def prepare(self, chunks: range) -> None:
         if chunks not in self._unprepared:
@@ -401,7 +402,6 @@ class _Restored:
     states: Tensor | None
     checkpoints: Tensor | None
     inner: dict[int, Tensor]
-    gates_from_the_start: dict[ChunkLayout, Tensor]
 
 
 class Backward(_Op):
@@ -414,7 +414,6 @@ class Backward(_Op):
         saved: _Restored,
     ) -> None:
         super().__init__(run, tensors, saved.inner)
-        self._looked_at = {(layout, True): counts for layout, counts in saved.gates_from_the_start.items()}
         self.prepared = saved.prepared
         self._checkpoints = saved.checkpoints
         self._do = do
@@ -535,14 +534,13 @@ class _Saved:
     what they were may then serve for anything else.
 
     prepared: without tensors. lent: by field, the number of an input that serial kernels read in place. scratch: the
-    fields of what else is saved, inner: the sequences whose M follow, and gates: the layouts whose counts do.
+    fields of what else is saved, and inner: the sequences whose M follow.
     """
 
     prepared: Any
     lent: Mapping[str, int]
     scratch: tuple[str, ...]
     inner: tuple[int, ...]
-    gates: tuple[ChunkLayout, ...]
 
     @classmethod
     def of(cls, op: Forward, tensors: Sequence[Tensor | None]) -> tuple[_Saved, list[Tensor | None]]:
@@ -553,20 +551,18 @@ class _Saved:
         lent = {name: numbers[id(x)] for name, x in found.items() if id(x) in numbers}
         scratch = {name: x for name, x in found.items() if name not in lent}
         bare = altered(prepared, **dict.fromkeys(found))
-        gates = op.gates_from_the_start
-        saved = cls(prepared=bare, lent=lent, scratch=(*scratch,), inner=(*op.inner,), gates=(*gates,))
-        return saved, [op.kept, op.checkpoints, *scratch.values(), *op.inner.values(), *gates.values()]
+        saved = cls(prepared=bare, lent=lent, scratch=(*scratch,), inner=(*op.inner,))
+        return saved, [op.kept, op.checkpoints, *scratch.values(), *op.inner.values()]
 
     def restored(self, saved: Sequence[Any], inputs: Sequence[Any]) -> _Restored:
-        found: Iterator[Any] = (None if x is None else x.contiguous() for x in saved)
-        states, checkpoints = next(found), next(found)
-        scratch = {name: next(found) for name in self.scratch}
-        inner = {sequence: next(found) for sequence in self.inner}
-        gates = {layout: next(found) for layout in self.gates}
+        states, checkpoints, *rest = (None if x is None else x.contiguous() for x in saved)
+        scratch = dict(zip(self.scratch, rest, strict=False))
         lent = {name: readable(inputs[n]) for name, n in self.lent.items()}
-        prepared = altered(self.prepared, **scratch, **lent)
         return _Restored(
-            prepared=prepared, states=states, checkpoints=checkpoints, inner=inner, gates_from_the_start=gates
+            prepared=altered(self.prepared, **scratch, **lent),
+            states=states,
+            checkpoints=checkpoints,
+            inner={n: x for n, x in zip(self.inner, rest[len(self.scratch) :], strict=True) if x is not None},
         )
 
 
