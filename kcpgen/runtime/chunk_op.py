@@ -170,7 +170,7 @@ class _Op:
     def __init__(self, run: Run, tensors: Sequence[Any], inner: dict[int, Tensor]) -> None:
         """inner: by sequence, M of its inner segments where it is cut into any."""
         self.inner = inner
-        self._looked_at: dict[ChunkLayout, Tensor] = {}  # what `_needed` has found already
+        self._looked_at: tuple[ChunkLayout | None, Tensor | None] = (None, None)  # what `_needed` said, and of what
         self.name = run.kernels.op
         self.kind = run.kernels.kind
         self.differentiable = run.differentiable
@@ -210,15 +210,12 @@ class _Op:
         run = self._run
         if run.kernels.forgetting is None:
             return None
-        if layout in self._looked_at and not from_the_start:
-            return self._looked_at[layout]
-        found = self._room_for_counts(layout)
+        if layout is self._looked_at[0] and not from_the_start:
+            return self._looked_at[1]
+        sizes = (layout.sequence_count, self.heads)
+        found = torch.empty(sizes, dtype=torch.int32, device=run.layout.sequences.device)
         run.kernels.forgetting(*self._tensors, layout, found, **run.keywords, from_the_start=from_the_start)
         return found
-
-    def _room_for_counts(self, layout: ChunkLayout) -> Tensor:
-        sizes = (layout.sequence_count, self.heads)
-        return torch.empty(sizes, dtype=torch.int32, device=layout.sequences.device)
 
     def room_for_transitions(self, count: int) -> Tensor:
         sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}[self.kind]
@@ -276,31 +273,14 @@ class Forward(_Op):
             told["summarised"] = run.cp is not None or (cut is not None and cut.inner.sequence_count > 0)
         return told
 
-    def _prepare_segments(self, cut: Pieces) -> None:
-        """And look which of them forget all that enters: once, for summaries and for M, beside `prepare`, or before it
-        where it makes W for M alone."""
-        run, device = self._run, self._run.layout.sequences.device
-        if run.kernels.forgetting is None or not self._unprepared:
-            self.prepare_all()
-            return
-        leading, inner = (self._room_for_counts(layout) for layout in (cut.leading, cut.inner))
-
-        def look() -> None:
-            assert run.kernels.forgetting is not None
-            run.kernels.forgetting(*self._tensors, cut.leading, leading, **run.keywords, from_the_start=False)
-            torch.index_select(leading, 0, cut.inner_leading, out=inner)
-
-        if run.kernels.solves_in_scan and self._modes["for_roles"] and run.cp is None:
-            look()
-            if cut.inner.sequence_count:
-                self._modes |= {"segments": cut.inner_of_chunks, "chunks_needed": inner}
-            self.prepare_all()
-        else:
-            with beside(device):
-                look()
-            self.prepare_all()
-            join(device)
-        self._looked_at = {cut.leading: leading, cut.inner: inner}
+    def _look_ahead(self, cut: Pieces) -> None:
+        """Which segments forget all that enters them, before `prepare` makes W of them for M alone."""
+        scans_solve = self._run.kernels.solves_in_scan and self._modes["for_roles"]
+        if scans_solve and self._run.cp is None and cut.inner.sequence_count:
+            needed = self._needed(cut.inner)
+            if needed is not None:
+                self._looked_at = cut.inner, needed
+                self._modes |= {"segments": cut.inner_of_chunks, "chunks_needed": needed}
 
     def prepare(self, chunks: range) -> None:
         if chunks not in self._unprepared:
@@ -321,12 +301,12 @@ class Forward(_Op):
             rows = stretches.layouts(run.layout, run.starts[-1], self._stretches)
             stretches.forward(self, self._stretches, rows, initial, final)
             return
+        if cut is not None:
+            self._look_ahead(cut)
+        self.prepare_all()
         if cut is None:
-            self.prepare_all()
             self.scan(run.window(sequences), self.o, arrived(initial), final)
-            return
-        self._prepare_segments(cut)
-        if isinstance(initial, Awaited):
+        elif isinstance(initial, Awaited):
             ahead = split_passes.foresee(self, cut, self._summaries.pop(sequences, None))
             entering = split_passes.catch_up(self, cut, initial.get(), ahead)
             split_passes.forward(self, cut, initial.get(), final, entering)

@@ -25,7 +25,6 @@ class Pieces:
     inner_counts: by number of the layout's sequences, of each chain how many segments `inner` has of it.
     whole_sequences, sequences: rows of the caller's states for those of `whole`, and of each chain. int64, like below.
     first, last: each chain's first and last row of `pieces`; first_leading, last_following: of these tables.
-    inner_leading: the rows of `leading` that `inner` has.
     chains: int32 [chains, 3], first row of `pieces`, number of segments, number of the sequence.
     inner_of_chunks: int32 [NT, 2], the row of `inner` that a chunk is of, -1 for none, and how many chunks are.
     """
@@ -43,7 +42,6 @@ class Pieces:
     first: Tensor
     last: Tensor
     first_leading: Tensor
-    inner_leading: Tensor
     last_following: Tensor
     chains: Tensor
     inner_of_chunks: Tensor
@@ -88,7 +86,6 @@ def cut(
         count = -(-tokens // layout.chunk)
         of_chunks[chunk : chunk + count] = torch.tensor((n, count))
     first = list(accumulate(map(len, chains), initial=0))
-    leading = [at - chain for chain, at in enumerate(first)]
 
     def index(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device)
@@ -106,8 +103,7 @@ def cut(
         sequences=index(numbers[True]),
         first=index(first[:-1]),
         last=index([after - 1 for after in first[1:]]),
-        first_leading=index(leading[:-1]),
-        inner_leading=index([row for begin, end in pairwise(leading) for row in range(begin + 1, end)]),
+        first_leading=index([at - chain for chain, at in enumerate(first[:-1])]),
         last_following=index([after - chain - 2 for chain, after in enumerate(first[1:])]),
         chains=torch.tensor(list(zip(first, map(len, chains), numbers[True], strict=False)), dtype=torch.int32).to(
             device

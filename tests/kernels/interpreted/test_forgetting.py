@@ -321,30 +321,6 @@ def test_results_are_those_of_whole_sequences(name: str, case: Case) -> None:
     assert max(found.values()) < NOISE, found
 
 
-@pytest.mark.parametrize("name", ["gdn", "gla"])
-def test_each_pass_looks_at_the_gates_once(name: str) -> None:
-    """Summaries and M of inner segments are told of the same counts, chain by chain."""
-    op = generated(name)
-    module = import_module(f"{op.chunk.__module__.rpartition('.')[0]}.autograd")
-    looks: list[bool] = []
-
-    def looking(*given: Any, from_the_start: bool, **more: Any) -> None:
-        looks.append(from_the_start)
-        module.forgetting(*given, from_the_start=from_the_start, **more)
-
-    heads = torch.tensor([1.5, 0.75])
-    inputs = inputs_with(op, PACKED, lambda g: about(-1.0)(g) * heads.reshape(1, 1, 2, *[1] * (g.ndim - 3)))
-    with mock.patch.object(module, "KERNELS", replace(module.KERNELS, forgetting=looking)), watched() as seen:
-        evaluate(op.chunk, inputs, PACKED, backend="triton")
-    assert looks == [False, True]
-    counts = {found.layout.sequence_count: found for found in seen if not found.from_the_start}
-    if name in ERASING:  # of chains of one segment, two and three, or as many as they have chunks
-        leading, inner = (counts[n] for n in sorted(counts, reverse=True))
-        rows = leading.layout.sequences.tolist()
-        alike = [rows.index(row) for row in inner.layout.sequences.tolist()]
-        assert torch.equal(inner.needed, leading.needed[alike])
-
-
 def test_chunks_that_are_forgotten_do_not_run() -> None:
     """A summary that is told of one chunk depends on that one alone: told wrongly, it is wrong."""
     op = generated("gdn")
