@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,16 @@ def test_a_checkpoint_without_reentry_keeps_nothing_of_a_call(name: str) -> None
     assert left == []
     plain = torch.autograd.grad(call(*leaves).square().sum(), leaves)
     assert all(map(torch.equal, torch.autograd.grad(o.square().sum(), leaves), plain))
+
+
+def test_a_checkpoint_recomputes_in_another_thread() -> None:
+    """As autograd's threads of devices do: few states are saved there too."""
+    call, leaves = call_of(load_op(GENERATED / "gdn"), case_of(tokens=70))
+    plain = torch.autograd.grad(call(*leaves).square().sum(), leaves)
+    with replayed_states(), ThreadPoolExecutor(1) as other:
+        o = checkpoint(call, *leaves, use_reentrant=False, preserve_rng_state=False)
+        found = other.submit(torch.autograd.grad, o.square().sum(), leaves).result()
+    assert all(relative_rms(a, b.double()) < 1e-5 for a, b in zip(found, plain, strict=True))
 
 
 def test_hooks_may_put_what_is_saved_elsewhere() -> None:
