@@ -84,6 +84,16 @@ class Counting:
 
     @property
     def forward(self) -> tuple[KernelWork, ...]:
+        return self._forward({}, {})
+
+    @property
+    def keeping(self) -> tuple[KernelWork, ...]:
+        """The same with a backward to follow: the scan leaves what that reads, and programs need room for states."""
+        scores = {name: size for name, size in self.scratch.items() if self._scoring and name.startswith("A_")}
+        return self._forward({"states": self.state_bytes}, {**self._values("U", self.plan.erasing), **scores})
+
+    def _forward(self, states: Mapping[str, float], kept: Mapping[str, float]) -> tuple[KernelWork, ...]:
+        """states, kept: what the scan leaves beside an output; programs have room for U in any case."""
         corrected = tuple(triton_values.equations(self.plan).values())
         rests = [name for name in triton_values.value_fields(self.plan) if name.endswith("_rest")]
         solving = solve_in_scan.read_by_scan(self.plan) if self._solving else []
@@ -93,19 +103,10 @@ class Counting:
         scan = self._serial("scan", (*corrected, *self._equations("O", "S_next")), for_output, self._output("o"))
         scores = 2 * self.C * self.KP * (self.VP // self.block) if self._scoring else 0
         scan = replace(scan, reads=self._without_A(self._without_W(scan.reads)), flops=scan.flops + scores)
-        scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing)})
+        scan = self._in_roles(scan, leaving={**scan.writes, **self._values("U", self.plan.erasing), **states})
+        scan = replace(scan, writes={**scan.writes, **kept, **states})
         summary = self._summary((*corrected, *self._equations("S_next")), reads, self._added[0])
         return (self._prepare(), *(replace(work, reads=self._without_W(work.reads)) for work in summary), scan)
-
-    @property
-    def keeping(self) -> tuple[KernelWork, ...]:
-        """A forward with a backward to follow: the scan leaves what that reads, and programs need room for states."""
-        *others, scan = self.forward
-        kept = {"states": self.state_bytes, **self._values("U", self.plan.erasing)}
-        scores = {name: size for name, size in self.scratch.items() if self._scoring and name.startswith("A_")}
-        whole = replace(scan, programs=self.sizes.B * self._serial_programs * self.segments, pace=1.0)
-        whole = replace(whole, writes={**scan.writes, **kept, **scores})
-        return (*others, self._in_roles(whole, leaving={**scan.writes, **kept}))
 
     @property
     def backward(self) -> tuple[KernelWork, ...]:

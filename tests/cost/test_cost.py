@@ -208,8 +208,8 @@ def test_columns_are_chosen_by_the_room_that_launchers_reckon_with(
     monkeypatch.setattr("kcpgen.cost.work.fitting_columns", seen)
     sizes = {"C": estimated(spec_path.stem).chunk, "KP": 128, "block": columns}
     package = ROOT / "generated" / spec_path.stem
-    files = [("scan_hopper", 0), ("scan_hopper", 0), ("scan_hopper", 1), ("reverse_hopper", 0)]
-    for (tiles, leaving), (file, state) in zip(rooms, files, strict=True):  # one that keeps is first one that does not
+    files = [("scan_hopper", 0), ("scan_hopper", 1), ("reverse_hopper", 0)]  # without states and with them
+    for (tiles, leaving), (file, state) in zip(rooms, files, strict=True):
         of_tiles, of_leaving = room_of(package, file, {**sizes, "state": state and 2 * columns * 128})
         assert leaving == of_leaving
         assert tiles == pytest.approx(of_tiles, rel=0.005)  # beside one number a chunk
