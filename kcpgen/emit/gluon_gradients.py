@@ -6,7 +6,6 @@ but for loads of vectors and products.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
@@ -84,7 +83,7 @@ def emit_gradients_hopper(
     solved = [value_tile(plan, where_solved(plan, f"dR_{e}"), 0) for e in plan.erasing]
     values = [output_gradient(0), *(value_tile(plan, f"U_{j}", 0) for j in plan.terms)]
     scores = [] if both else [score_tile(name, 0) for name in score_gradients(plan)]
-    borders, ends = _summed_once(body["borders"])
+    passed_on, ends = _leaving(plan)
     score_lines = {*load_score_gradients(plan)}  # scores come by tiles
     key_gradients, key_stores = leaving_by_rows(
         body["key_gradients"], {i.name: f"{i.name}_tile.reshape([C, BK])" for i in inputs}
@@ -92,7 +91,7 @@ def emit_gradients_hopper(
     lines = {
         "early": laid_out(line for line in body["early"] if line not in score_lines),
         "key_inputs": laid_out(_key_inputs(plan)),
-        "borders": laid_out(borders),
+        "borders": laid_out([*body["borders"], *_rounded(vectors), *passed_on]),
         "ends": ends,
         "key_gradients": laid_out(key_gradients),
         "key_stores": key_stores,
@@ -145,6 +144,7 @@ def emit_gradients_hopper(
             "barriers",
             "by_rows",
             "fresh_product",
+            "in_bf16",
             "laid_by_rows",
             "product",
             *(["running_sum"] if plan.decay_axis is not None else []),
@@ -173,14 +173,17 @@ def _lying_there(plan: KernelPlan) -> list[str]:
     return [f"{name}_tile" for name in [*only_here(plan), *(i.name for i in inputs_read(plan))]]
 
 
-def _summed_once(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Lines of a block of keys, and behind all blocks: there what a block would sum over tokens, where warps meet."""
-    inside, behind = [], []
-    for line in lines:
-        summed = re.fullmatch(r"(dG_end \+= .*)tl\.sum\((\w+), axis=0\)", line)
-        inside.append(f"{summed[2]}_so_far += {summed[2]}" if summed else line)
-        behind += [f"{summed[1]}tl.sum({summed[2]}_so_far, axis=0)"] if summed else []
-    return inside, behind
+def _leaving(plan: KernelPlan) -> tuple[list[str], list[str]]:
+    """What the state that leaves has of the one that enters and of what is written, times its gradient: the lines of a
+    block of keys, and behind all blocks the sum over tokens, where warps meet."""
+    if plan.decay_axis is None:
+        return [], []
+    inside = ["d_decay_out_so_far += d_decay_out"]
+    inside += [f"leaving_so_far += tl.sum(write_{j}_low.to(gl.float32) * d_write_{j}, axis=1)" for j in plan.terms]
+    return inside, [
+        "dG_end += tl.exp2(G_end) * tl.sum(d_decay_out_so_far, axis=0)",
+        "dG_end += tl.sum(leaving_so_far, axis=0)",
+    ]
 
 
 def _key_inputs(plan: KernelPlan) -> Iterator[str]:
@@ -192,28 +195,32 @@ def _key_inputs(plan: KernelPlan) -> Iterator[str]:
     yield from form_operands(plan)
 
 
+def _rounded(vectors: Iterable[str]) -> Iterator[str]:
+    yield from (f"{name}_low = in_bf16({name})" for name in vectors)
+
+
 def _placed(vectors: Iterable[str]) -> Iterator[str]:
-    yield from (f"{name}_tile.store({name}.to(LOW))" for name in vectors)
+    yield from (f"{name}_tile.store({name}_low)" for name in vectors)
 
 
 def _pairs(plan: KernelPlan) -> Iterator[str]:
-    """Rows take from columns, then columns from rows."""
+    """Rows take from columns, and columns from rows, in the same registers as what passes the chunk's borders."""
     rows, columns = row_names(plan), column_names(plan)
     for r in rows:
-        yield from products(
-            f"{r}_share", [(f"{score_gradient(r, j)}_tile", f"{c}_tile") for j, c in enumerate(columns)]
-        )
-    yield from _shared(plan, rows, "+")
+        for j, c in enumerate(columns):
+            yield f"d_{r} = product({score_gradient(r, j)}_tile, {c}_tile, d_{r})"
     for j, c in enumerate(columns):
-        of_rows = [(f"{score_gradient(r, j)}_tile.permute([1, 0])", f"{r}_tile") for r in rows]
-        yield from products(f"{c}_share", of_rows)
-    yield from _shared(plan, columns, "-")
+        for r in rows:
+            yield f"d_{c} = product({score_gradient(r, j)}_tile.permute([1, 0]), {r}_tile, d_{c})"
+    yield awaited([f"d_{name}" for name in [*rows, *columns]])
+    if plan.decay_axis is not None:
+        yield from _decayed(rows, columns)
 
 
-def _shared(plan: KernelPlan, names: list[str], sign: str) -> Iterator[str]:
-    """What a pair adds to dG at the later token it takes back at the earlier one."""
-    yield awaited([f"{name}_share" for name in names])
-    for name in names:
-        yield f"d_{name} += {name}_share"
-        if plan.decay_axis is not None:
-            yield f"dG {sign}= tl.sum({name}_tile.load(of_keys).to(gl.float32) * {name}_share, axis=1)"
+def _decayed(rows: list[str], columns: list[str]) -> Iterator[str]:
+    """Rows add to dG, columns take back. Both as they were multiplied, rounded: what a pair adds at the later token it
+    takes back at the earlier one, and what leaves the chunk is not what tokens before its write decay."""
+    for n, name in enumerate([*rows, *columns]):
+        sign = "" if n == 0 else "-" if name in columns else "+"
+        yield f"of_decays {sign}= {name}_tile.load(of_keys).to(gl.float32) * d_{name}"
+    yield "dG += tl.sum(of_decays, axis=1)"

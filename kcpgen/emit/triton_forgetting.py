@@ -25,7 +25,7 @@ from kcpgen.emit.triton_prologue import (
 from kcpgen.emit.triton_sums import before_keys
 from kcpgen.plan import KernelPlan, Row
 
-BOUNDS = ("erase_across", "erase_along", "largest", "log2_of_decay", "looks_on")
+BOUNDS = ("chunks_until", "erase_across", "erase_along", "largest", "log2_of_decay", "looks_on", "summed_on")
 
 
 def forgets(plan: KernelPlan) -> bool:
@@ -38,12 +38,11 @@ def forgets(plan: KernelPlan) -> bool:
 def emit_forgetting(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     by_channel = bool(plan.decay_axis) and not plan.erasing
     body = live(
-        ["live = rows < count", *before_keys(plan, kept=False), *_keys(plan), *_bound(plan), "tl.store(chunk_bound)"]
+        ["live = rows < count", *before_keys(plan, kept=False), *_keys(plan), *_bound(plan), "tl.store(token_bounds)"]
     )[:-1]
     used = used_arguments(plan, body)
-    ends = ["channel_bounds += chunk_bound", "norm_bound = largest(channel_bounds, lanes < K, 0)"]
-    body += ends if by_channel else ["norm_bound += chunk_bound"]
-    called = ["looks_on()", *body]
+    body += _summed(by_channel)
+    called = ["looks_on()", "chunks_until()", *body]
     return render(
         "forgetting.py.jinja",
         title=shared["title"],
@@ -57,6 +56,21 @@ def emit_forgetting(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         device_functions=device_functions(body),
         **used,
     )
+
+
+def _summed(by_channel: bool) -> list[str]:
+    """`norm_bound` of all tokens looked at so far, and `bounds`, what it was up to each of these."""
+    if not by_channel:
+        return [
+            "bounds = norm_bound + summed_on(token_bounds, FROM_THE_START)",
+            "norm_bound += tl.sum(token_bounds, axis=0)",
+        ]
+    return [
+        "so_far = channel_bounds[None, :] + summed_on(token_bounds, FROM_THE_START)",
+        "bounds = largest(so_far, (lanes < K)[None, :], 1)",
+        "channel_bounds += tl.sum(token_bounds, axis=0)",
+        "norm_bound = largest(channel_bounds, lanes < K, 0)",
+    ]
 
 
 def _in_words(plan: KernelPlan) -> str:
@@ -90,12 +104,12 @@ def _keys(plan: KernelPlan) -> list[str]:
 
 
 def _bound(plan: KernelPlan) -> list[str]:
-    """`chunk_bound`: of a chunk, per channel where these stay apart."""
+    """`token_bounds`: of each token, per channel where these stay apart."""
     if not plan.erasing:
-        return ["chunk_bound = tl.sum(log_decay, axis=0)"]
+        return ["token_bounds = log_decay"]
     (row,) = plan.erase.values()
     decay = "largest(log_decay, (keys < K)[None, :], 1)" if plan.decay_axis else "log_decay"
-    return [*_erase(plan, row), f"chunk_bound = tl.sum({'' if row.exclusive else f'{decay} + '}erase_bound, axis=0)"]
+    return [*_erase(plan, row), f"token_bounds = {'' if row.exclusive else f'{decay} + '}erase_bound"]
 
 
 def _erase(plan: KernelPlan, row: Row) -> list[str]:

@@ -56,7 +56,7 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
         "key_pass": key_pass(plan, rests=False),
         "key_rests": key_rests(plan),
         "key_inputs": [*load_keys(plan), *form_operands(plan)],
-        "borders": _borders(plan),
+        "borders": [*_borders(plan), *_border_sums(plan)],
         "pairs": _pairs(plan),
         "key_gradients": lines_of(sweeps.key_gradients()),
         "scalars": [*_decay_gradient(plan), *sweeps.sweeps[0].scalars],
@@ -74,7 +74,7 @@ def emit_gradients(plan: KernelPlan, shared: Mapping[str, Value]) -> dict[str, s
     of_hopper = [*(name for name in of_values if name not in gradients), *gradients]
     hopper = {}
     if in_flight(plan):
-        given = {**body, "early": _early(plan, apart=not both)}
+        given = {**body, "early": _early(plan, apart=not both), "borders": _borders(plan)}
         read = [name for name in more if name != "d_sums" or not both]
         hopper = {"gradients_hopper.py": emit_gradients_hopper(plan, host, given, later, of_hopper, read)}
     portable = render(
@@ -124,14 +124,22 @@ def _borders(plan: KernelPlan) -> list[str]:
     rows = {"read": "dq_in", **{f"erase_{i}": f"da_in_{i}" for i in plan.erasing}}
     lines = [f"d_{r} = {sum_}{decayed(plan, 'G_before' if is_exclusive(plan, r) else 'G')}" for r, sum_ in rows.items()]
     to_end = "" if plan.decay_axis is None else " * to_end[:, None]"
-    lines += [f"d_write_{j} = dw_out_{j}{to_end}" for j in plan.terms]
+    return [*lines, *(f"d_write_{j} = dw_out_{j}{to_end}" for j in plan.terms)]
+
+
+def _border_sums(plan: KernelPlan) -> list[str]:
+    """Operands rounded, as products take them, and what borders add to the gradients of running decays.
+
+    Of the same numbers as what pairs add: in registers where pairs are summed upon borders, both are one sum.
+    """
+    rounded = [f"{name}_low = {name}.to(LOW)" for name in [*row_names(plan), *column_names(plan)]]
     if plan.decay_axis is None:
-        return lines
-    lines += [f"{_cumulative(plan, r)} += tl.sum({r} * d_{r}, axis=1)" for r in row_names(plan)]
+        return rounded
+    lines = [*rounded, *(f"{_cumulative(plan, r)} += tl.sum({r}_low * d_{r}, axis=1)" for r in row_names(plan))]
     lines.append("dG_end += tl.exp2(G_end) * tl.sum(d_decay_out, axis=0)")
     for j in plan.terms:
         lines += [
-            f"leaving = tl.sum(write_{j} * d_write_{j}, axis=1)",
+            f"leaving = tl.sum(write_{j}_low * d_write_{j}, axis=1)",
             "dG -= leaving",
             "dG_end += tl.sum(leaving, axis=0)",
         ]
@@ -154,7 +162,6 @@ def _pairs(plan: KernelPlan) -> list[str]:
     rests: list[Value] = [[r, share] for r, share in rest_shares(plan, lambda score: f"{score}_rest", "_low").items()]
     return render(
         "decay/pairs_uniform.py.jinja",
-        low=[*rows, *columns],
         row_shares=row_shares,
         column_shares=column_shares,
         rests=rests,

@@ -17,6 +17,12 @@ from kcpgen.runtime.ops import LOG2_E, NO_DECAY_BELOW
 # vectors, be off where rounded ones erase by more than they should.
 FORGOTTEN = tl.constexpr(-40.0)
 MOST = tl.constexpr(1024)  # tokens that are looked at: segments are not much longer where they pay
+AT_ONCE = 128 * 128  # numbers of a tile of tokens and keys: of each, a program waits for its copy, then for its sums
+
+
+def tokens_at_once(chunk: int, width: int) -> int:
+    """Whole chunks of tokens with `width` padded keys."""
+    return max(chunk, AT_ONCE // max(128, width))
 
 
 @triton.jit
@@ -26,11 +32,32 @@ def forgotten(needed_ptr, place, tokens, C: tl.constexpr):
 
 
 @triton.jit
-def looks_on(bound, tokens, chunk):
+def looks_on(bound, tokens, at_once):
     """Whether chunks are still to be looked at after so many tokens: where gates are on the way to FORGOTTEN within
-    MOST tokens, or one chunk behind."""
-    pace = (tokens - chunk) * (FORGOTTEN / MOST)
+    MOST tokens, or one look behind."""
+    pace = (tokens - at_once) * (FORGOTTEN / MOST)
     return (bound > FORGOTTEN) & (bound <= pace) & (tokens < MOST)
+
+
+@triton.jit
+def summed_on(token_bounds, FROM_THE_START: tl.constexpr):
+    """Bounds of tokens summed along the first axis, from the end, or from the start."""
+    return tl.cumsum(token_bounds, axis=0, reverse=not FROM_THE_START)
+
+
+@triton.jit
+def chunks_until(bounds, rows, count, chunks, CHUNK: tl.constexpr, FROM_THE_START: tl.constexpr):
+    """Of the chunks that are looked at those which it takes until little enough is left, and whether it gets so far.
+
+    bounds: of all tokens looked at up to each row. count, chunks: of the rows that are tokens, and what they make.
+    """
+    done = (rows % CHUNK == CHUNK - 1) | (rows == count - 1) if FROM_THE_START else rows % CHUNK == 0
+    enough = done & (rows < count) & (bounds <= FORGOTTEN)
+    if FROM_THE_START:
+        needed = tl.min(tl.where(enough, rows, count - 1), axis=0) // CHUNK + 1
+    else:
+        needed = chunks - tl.max(tl.where(enough, rows, 0), axis=0) // CHUNK
+    return needed, tl.max(enough.to(tl.int32), axis=0) > 0
 
 
 @triton.jit

@@ -53,8 +53,11 @@ def fresh_product(left, right, into):
 
 @gluon.jit
 def running_sum(x, reverse: gl.constexpr = False):
-    """The sum of a vector up to each place, or from it on. Triton has none for the layout of a product's rows."""
-    line: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    """The sum of a vector up to each place, or from it on. Triton has none for the layout of a product's rows.
+
+    Each warp works out all of it, and none waits for another.
+    """
+    line: gl.constexpr = gl.BlockedLayout([max(1, x.shape[0] // 32)], [32], [gl.num_warps()], [0])
     summed = tl.cumsum(gl.convert_layout(x, line), axis=0, reverse=reverse)
     return gl.convert_layout(summed, x.type.layout)
 

@@ -185,10 +185,12 @@ def test_a_head_that_forgets_beside_one_that_does_not() -> None:
     assert [found.needed.tolist() for found in found_by(op, inputs)] == [[[1, 4]], [[1, 4]]]
 
 
-def test_gates_that_stop_early_count_where_they_are() -> None:
-    """The last tokens of a segment do not decay: a chunk more is looked at, then nothing is expected any more."""
+@pytest.mark.parametrize("at_once", [0, 2, 4], ids="{} chunks at once".format)
+def test_gates_that_stop_early_count_where_they_are(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last tokens of a segment do not decay: one look more is taken, then nothing is expected any more."""
     op = generated("gdn")
-    for kept, expected in ((20, 2), (70, 4)):
+    monkeypatch.setattr("kcpgen.runtime.forgetting.AT_ONCE", at_once * 32 * 128)
+    for kept, expected in ((20, 2), (70, 4 if at_once < 2 else 3)):
         decay = torch.ones(TOKENS)
         decay[128 - kept : 128] = 0.0
         inputs = inputs_with(op, CASE, lambda g: about(-2.0)(g) * decay[None, :, None])  # noqa: B023
