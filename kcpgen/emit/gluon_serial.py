@@ -1,19 +1,17 @@
 """`scan_hopper.py`, `reverse_hopper.py` and `summary_hopper.py`: serial kernels in Gluon, products in flight together.
 
 The equations are those of `triton_scan` and `triton_summary`. What differs is that a sum becomes a line for each of its
-products, which begins it, and that a line says where the sum is waited for. Products are done in the order in which
-they are begun, so a wait names how many later ones may still be under way.
+products, which begins it, and that a line says where the sum is waited for (`gluon_sums`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kcpgen.derivation.blocks import DIAGONALS
-from kcpgen.derivation.chunk_form import Equation, Factor, Monomial
-from kcpgen.emit import scores_in_scan, solve_in_scan, triton_values
+from kcpgen.emit import gluon_upright, scores_in_scan, solve_in_scan, triton_values
+from kcpgen.emit.gluon_sums import Products, Sum, renamed, turned
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
 from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
@@ -23,7 +21,7 @@ from kcpgen.plan import KernelPlan
 # Kinds of tiles: rows, columns, and how they are laid out. BV is `block` on the host.
 KINDS = {
     "keys": ("C", "KP", "wide"),
-    "values": ("C", "BV", "wide"),
+    "values": ("C", "BV", "narrow"),
     "scores": ("C", "C", "square"),
     "row": ("1", "C", "numbers"),
     "channels": ("1", "KP", "numbers"),
@@ -75,133 +73,6 @@ class Tile:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sum:
-    """An equation, transposed, as it is worked out: elementwise terms, then products.
-
-    scaled: products whose sum is scaled by `scale`, and so come before the others; there is no elementwise term then.
-    """
-
-    name: str
-    start: str
-    products: tuple[tuple[str, str], ...]
-    scaled: tuple[tuple[str, str], ...] = ()
-    scale: str = ""
-
-    @property
-    def opening(self) -> tuple[tuple[str, str], ...]:
-        return self.scaled or self.products
-
-    @property
-    def closing(self) -> tuple[tuple[str, str], ...]:
-        """What is begun once the opening has been scaled."""
-        return self.products if self.scaled else ()
-
-    def lines(self) -> Iterator[str]:
-        yield from self.beginning()
-        yield from self.opened()
-
-    def beginning(self) -> Iterator[str]:
-        """To stand before any product that is under way meanwhile: ptxas would wait for it."""
-        if self.start and self.start != self.name:
-            yield f"{self.name} = {self.start}"
-
-    def opened(self) -> Iterator[str]:
-        begin, into = ("product", self.name) if self.start else ("fresh_product", "nothing")
-        for left, right in self.opening:
-            yield f"{self.name} = {begin}({left}, {right}, {into})"
-            begin, into = "product", self.name
-
-    def settled(self, later: str) -> Iterator[str]:
-        """Once the opening is done but for `later` products that were begun after it."""
-        if self.scaled:
-            yield self.awaited(later)
-            yield f"{self.name} = {self.name} * {self.scale}"
-
-    def closed(self) -> Iterator[str]:
-        for left, right in self.closing:
-            yield f"{self.name} = product({left}, {right}, {self.name})"
-
-    def awaited(self, later: str) -> str:
-        return f"{self.name} = warpgroup_mma_wait({later}, deps=({self.name},))"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Products:
-    """Writes sums over the tiles of one kernel.
-
-    state: the letter held in registers as [BV, KP], and `corrected` those held as [BV, C]; all others are tiles.
-    rename: letter -> name in the kernel, as in `BlockPrinter`. in_two: tiles held in two parts, which count where they
-    stand alone.
-    """
-
-    plan: KernelPlan
-    state: str
-    corrected: frozenset[str]
-    rename: Mapping[str, str]
-    in_two: frozenset[str] = frozenset()
-
-    def name(self, factor: Factor) -> str:
-        return self.rename.get(variable(factor), variable(factor))
-
-    def sum(self, equation: Equation, terms: Sequence[Monomial] | None = None, halves: bool = False) -> Sum:
-        """Of all terms, or of some. halves: whether the state enters products in two parts."""
-        target, layout = self.name(equation.target) + "_T", self._layout(equation.target)
-        start: list[str] = []
-        products: list[tuple[str, str]] = []
-        scaled: list[tuple[str, str]] = []
-        scale = ""
-        for term in equation.terms if terms is None else terms:
-            factors = [f for f in term.factors if f.name not in DIAGONALS]
-            if len(factors) == 1:
-                start.append(self._alone(term, factors[0], layout))
-                continue
-            left, right = factors[1].T, factors[0].T  # (A B)^T = B^T A^T
-            rows, _ = row_decays(self.plan).get(right.name, ("", ""))
-            if rows and right.transposed:
-                scale = f"{rows}_tile.load({layout})"
-                scaled += self._operands(left, right, layout, halves, "")
-            else:
-                products += self._operands(left, right, layout, halves, rows)
-        return Sum(name=target, start=" + ".join(start), products=tuple(products), scaled=tuple(scaled), scale=scale)
-
-    def _layout(self, target: Factor) -> str:
-        return "of_keys" if self.name(target) == self.state else "of_tokens"
-
-    def _operands(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
-        second = _turned(f"{self.name(right)}_tile", right)
-        side = "left_of_keys" if layout == "of_keys" else "left"
-        if self.name(left) == self.state:
-            yield f"{self.state}_T_low", second
-            if halves:
-                yield f"{self.state}_T_rest", second
-        elif variable(left) in self.corrected and rows:
-            scaled = f"{self.name(left)}_T_low.to(gl.float32) * {rows}_tile.load(of_tokens)"
-            yield f"gl.convert_layout(({scaled}).to(low), {side})", second
-        elif variable(left) in self.corrected:
-            yield f"gl.convert_layout({self.name(left)}_T_low, {side})", second
-        elif rows:
-            tile = _turned(f"{self.name(left)}_tile", left)
-            scaled = f"{tile}.load(of_tokens).to(gl.float32) * {rows}_tile.load(of_tokens)"
-            yield f"gl.convert_layout(({scaled}).to(low), {side})", second
-        else:
-            yield _turned(f"{self.name(left)}_tile", left), second
-
-    def _alone(self, term: Monomial, factor: Factor, layout: str) -> str:
-        """A term of one matrix, and what scales it."""
-        code = f"{self.state}_T"
-        if self.name(factor) != self.state:
-            parts = [self.name(factor), *([f"{self.name(factor)}_rest"] if factor.name in self.in_two else [])]
-            code = " + ".join(f"{part}_tile.permute([1, 0]).load({layout}).to(gl.float32)" for part in parts)
-            code = f"({code})" if len(parts) > 1 else code
-        for diagonal in (f for f in term.factors if f.name in DIAGONALS):
-            if diagonal.name != "decay_out":
-                code += f" * {variable(diagonal)}_tile.load({layout})"
-            elif self.plan.decay_axis is not None:
-                code += f" * decay_out_tile.load({layout})" if self.plan.decay_axis else " * decay_out"
-        return code
-
-
 def emit_scan_hopper(plan: KernelPlan) -> str:
     output, advance = (e for e in plan.form.solved if e.target.name in ("O", "S_next"))
     values = triton_values.equations(plan)
@@ -210,7 +81,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
         plan=plan,
         state="S",
         corrected=frozenset(f"U_{e}" for e in plan.erasing),
-        rename=_rename(plan, {"S_next": "S"}),
+        rename=renamed(plan, {"S_next": "S"}),
         in_two=two,
     )
     corrections = [printer.sum(values[e], halves=plan.reads_state_alone) for e in plan.erasing]
@@ -271,6 +142,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
             *_vectors(plan, ["q_in", "w_out_0"]),
             _erase_vectors(plan),
         ]
+    context |= gluon_upright.scan(plan)
     return render("scan_hopper.py.jinja", equations=equations, **context, **common)
 
 
@@ -288,10 +160,10 @@ def _solving(plan: KernelPlan, correction: Sum, outputs: int) -> dict[str, Value
         ],
         "corrected_lines": [
             f"{R} = warpgroup_mma_wait({outputs} if STORE_OUTPUT else 0, deps=({R},))",
-            f"{R} = {R} * erase_from_start_tile.load(of_tokens)",
             "if not EARLY:",
             f"    value_{term}_T = {loaded}",
-            f"{R} += {correction.start.replace(loaded, f'value_{term}_T')}",
+            f"strengthened = {correction.start.replace(loaded, f'value_{term}_T')}",
+            f"{R} = gl.fma({R}, erase_from_start_tile.load(of_tokens), strengthened)",  # rounded once, as upright
             f"{U} = product(gl.convert_layout({R}.to(low), left), {inverse}, {R})",
             f"{U} = warpgroup_mma_wait(0, deps=({U},))",
             _lowered(correction),
@@ -305,7 +177,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         plan=plan,
         state="dS_next",
         corrected=frozenset(f"dU_{j}" for j in plan.terms),
-        rename=_rename(plan, {"dS": "dS_next"}),
+        rename=renamed(plan, {"dS": "dS_next"}),
     )
     corrections = [printer.sum(e, halves=True) for e in equations if e.target.name == "dU"]
     (advance,) = (e for e in equations if e.target.name == "dS")
@@ -352,6 +224,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         equations=written,
         gradients=gradients,
         solved=solved,
+        **gluon_upright.reverse(plan),
         helpers=[
             *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
             *(["in_bf16"] if handed_back or len(plan.erasing) < len(plan.terms) else []),
@@ -399,13 +272,13 @@ def emit_summary_hopper(plan: KernelPlan) -> str:
     read, meanwhile, awaited, advance = [], [], [], []
     for number, (left, right) in enumerate(terms):
         seen, (rows, _) = f"X_{number}_T", row_decays(plan).get(left.name, ("", ""))
-        tile = _turned(f"{field_of(plan, variable(right))}_tile", right.T)
+        tile = turned(f"{field_of(plan, variable(right))}_tile", right.T)
         read.append(f"{seen} = fresh_product_fp32(M_T, {tile}, nothing, left)")
         awaited.append(f"{seen} = warpgroup_mma_wait({PARTS * (len(terms) - 1 - number)}, deps=({seen},))")
         if rows:
             meanwhile.append(f"{rows} = {rows}_tile.load(of_tokens)")
             awaited.append(f"{seen} = {seen} * {rows}")
-        tile = _turned(f"{field_of(plan, variable(left))}_tile", left.T)
+        tile = turned(f"{field_of(plan, variable(left))}_tile", left.T)
         begin, into = ("product_fp32", "added_T") if number else ("fresh_product_fp32", "nothing_of_keys")
         advance.append(f"added_T = {begin}({seen}, {tile}, {into}, left_of_keys)")
     letters = list(dict.fromkeys(variable(f) for factors in terms for f in factors))
@@ -421,15 +294,6 @@ def emit_summary_hopper(plan: KernelPlan) -> str:
         advance=[*awaited, *advance],  # the parts of M give their registers to what is added to it
         **common,
     )
-
-
-def _rename(plan: KernelPlan, more: Mapping[str, str]) -> dict[str, str]:
-    letters = ["q_in", *(f"w_out_{j}" for j in plan.terms), *(f"V_{p}" for p in plan.pure_writes)]
-    return {**{letter: field_of(plan, letter) for letter in letters}, **more}
-
-
-def _turned(tile: str, factor: Factor) -> str:
-    return f"{tile}.permute([1, 0])" if factor.transposed else tile
 
 
 def _later(counts: Sequence[int]) -> list[int]:

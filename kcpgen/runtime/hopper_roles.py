@@ -18,14 +18,17 @@ SHARED_MEMORY = 150_000  # bytes that tiles in flight may take: two stages do, a
 FEWEST_STAGES, MOST_STAGES = 2, 4
 
 NARROW, WIDE = 64, 128  # columns of a program's state: a warp multiplies for 16
+UPRIGHT = 32  # columns where four warps share keys and tokens, of ops that have such kernels
+WARPS = {UPRIGHT: 4, NARROW: 4, WIDE: 8}  # that multiply
+UPRIGHT_CHUNK = 64  # tokens of the chunks that these are for: as many rows as tensor cores multiply
 # Per thread of the launch, by columns: half a multiprocessor's, or all of them. Triton counts four warps for loading,
 # and gives the multiplying ones what these can spare: 232 a thread, or 240.
-REGISTERS = {NARROW: 128, WIDE: 168}
+REGISTERS = {UPRIGHT: 128, NARROW: 128, WIDE: 168}
 LOADER_REGISTERS = 24
 # Likewise where four more warps make scores, of SCORE_REGISTERS a thread: of 128 columns that leaves the multiplying
 # ones 208. All multiples of eight.
-SCORING = {NARROW: 112, WIDE: 128}
-SCORE_REGISTERS = {NARROW: 80, WIDE: 72}
+SCORING = {UPRIGHT: 112, NARROW: 112, WIDE: 128}
+SCORE_REGISTERS = {UPRIGHT: 80, NARROW: 80, WIDE: 72}
 
 # A step of the wide program beside one of the narrow: tensor cores of one multiprocessor do all of it. Measured where
 # 128 columns save one wave of two, of the scan and the reverse scan together: 1.64 to 1.77, but 1.96 of an op that is
@@ -63,19 +66,37 @@ def _in_flight(tile_bytes: int, leaving_bytes: int) -> int:
 
 
 def columns_and_stages(
-    prepared: Any, layout: ChunkLayout, tiles: ScanTiles, shared: Callable[[int], tuple[int, int]]
+    prepared: Any,
+    layout: ChunkLayout,
+    tiles: ScanTiles,
+    shared: Callable[[int], tuple[int, int]],
+    *,
+    upright: bool = False,
 ) -> tuple[int, int]:
     """Columns of the state that a program of a kernel in roles takes, and its chunks in flight, 0 of these for the
     portable kernel.
 
-    shared: bytes of the tiles of one chunk and of those that leave, by columns.
+    shared: bytes, by columns, of the tiles of one chunk, and of those that leave or lie there to be multiplied with.
+    upright: whether there is a kernel of UPRIGHT columns.
     """
     count = stages(prepared, layout, tiles, *shared(NARROW))
-    if not count or prepared.value_width % WIDE:
+    if not count:
         return NARROW, count
     programs = prepared.heads * prepared.value_width // NARROW
-    found = fitting_columns(layout.lengths, programs, multiprocessors(layout.sequences.device), shared)
-    return found, count if found == NARROW else _in_flight(*shared(found))
+    processors = multiprocessors(layout.sequences.device)
+    if upright and layout.chunk == UPRIGHT_CHUNK and fit_upright(layout.sequence_count * programs, processors):
+        tile_bytes, leaving_bytes = shared(UPRIGHT)
+        found = min(MOST_STAGES, (LIMIT - leaving_bytes) // tile_bytes)  # nothing has room beside them anyway
+        return (UPRIGHT, found) if found >= FEWEST_STAGES else (NARROW, count)
+    if prepared.value_width % WIDE:
+        return NARROW, count
+    wide = fitting_columns(layout.lengths, programs, processors, shared)
+    return wide, count if wide == NARROW else _in_flight(*shared(wide))
+
+
+def fit_upright(programs: int, processors: int) -> bool:
+    """Whether so many programs of 64 columns leave half of the multiprocessors idle, which twice as many would take."""
+    return programs > 0 and programs * (NARROW // UPRIGHT) <= processors
 
 
 def fitting_columns(

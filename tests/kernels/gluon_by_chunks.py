@@ -224,6 +224,7 @@ class Program:
             "store": stored,
             "where": chosen,
             "exp2": torch.exp2,
+            "fma": lambda x, y, z: ((1.0 * x).double() * y + z).float(),  # a product under way cannot be multiplied
             "sqrt": torch.sqrt,
             "rsqrt": torch.rsqrt,
             "abs": torch.abs,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kcpgen.runtime import hopper_ops
-from kcpgen.runtime.hopper_roles import REGISTERS, SCORING
+from kcpgen.runtime.hopper_roles import REGISTERS, SCORING, WARPS
 from tests.kernels.gluon_by_chunks import Arrivals, Memory, Product, Program, Source, Tile, as_kernels_see, jitted
 from tests.kernels.gluon_emulated import define, globals_of_kernels
 
@@ -39,7 +39,9 @@ def launcher(path: Path) -> Any:
         def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
             def launch(*operands: Any, num_warps: int, maxnreg: int, **sizes: int) -> None:
                 scoring = "SCORE_REGISTERS" in sizes and sizes["STORE_OUTPUT"]
-                assert maxnreg == (SCORING if scoring else REGISTERS)[16 * num_warps]
+                columns = sizes.get("BV", 16 * num_warps)
+                assert num_warps == WARPS[columns]
+                assert maxnreg == (SCORING if scoring else REGISTERS)[columns]
                 seen = [as_kernels_see(x) for x in operands]
                 for number in reversed(range(grid[0])):
                     program = ProgramInRoles(late=number % 2 > 0)

@@ -173,6 +173,19 @@ def test_so_do_those_of_128_columns(name: str, size: int, monkeypatch: pytest.Mo
             assert re.findall(r"\b(?:STL|LDL)\b", part[part.index("HGMMA") : part.rindex("HGMMA")]) == []
 
 
+UPRIGHT = [p.parent.name for p in SERIAL if p.name == "scan_hopper.py" and "multiply_upright" in p.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("name", UPRIGHT)
+def test_so_do_those_of_32_columns(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_roles, "fit_upright", lambda *sizes: True)
+    serial = [k for k in check_kernels(load_op(GENERATED / name), in_segments(size)) if k.src.fn.__name__ in KERNELS]
+    assert {columns_of(kernel) for kernel in serial} == {hopper_roles.UPRIGHT}
+    for kernel in serial:
+        assert resources._read(kernel).stack <= 8  # an address for the last chunk
+
+
 FAR, PAIRS, PREPARE = "far_gradients_kernel", "gradients_kernel", "prepare_kernel"
 
 

@@ -47,7 +47,7 @@ class Sizes:
     """Packed sequences, one of them of NaN that begins within the last chunk of another, one empty; or a batch.
 
     in_place: vectors and values are read where inputs lie, where an op's can be. wide: a program has 128 columns of a
-    state. stages: chunks in the ring, at most.
+    state; upright: 32. stages: chunks in the ring, at most.
     """
 
     op: str
@@ -59,6 +59,7 @@ class Sizes:
     batch: bool = False
     in_place: bool = False
     wide: bool = False
+    upright: bool = False
     stages: int = 2
 
 
@@ -71,6 +72,12 @@ CASES = {
     "delta_rule in place": Sizes("delta_rule", 64, 128, value_heads=2, batch=True, in_place=True),
     "simple_gla": Sizes("simple_gla", 64, 72, wide=True),
     "simple_gla in place": Sizes("simple_gla", 128, 64, value_heads=2, in_place=True),
+    "gdn upright": Sizes("gdn", 128, 64, chunks=5, upright=True),
+    "gdn upright in place": Sizes("gdn", 64, 128, value_heads=2, in_place=True, upright=True, stages=3),
+    "delta_rule upright": Sizes("delta_rule", 72, 72, upright=True, stages=3),
+    "delta_rule upright in place": Sizes("delta_rule", 128, 64, batch=True, in_place=True, upright=True),
+    "simple_gla upright": Sizes("simple_gla", 64, 72, upright=True),
+    "simple_gla upright in place": Sizes("simple_gla", 128, 64, value_heads=2, in_place=True, upright=True),
     "comba": Sizes("comba", 128, 64),
     "comba in place": Sizes("comba", 64, 128, value_heads=2, batch=True, in_place=True, wide=True),
     "kda": Sizes("kda", 72, 128, value_heads=2, wide=True),
@@ -223,6 +230,7 @@ def in_roles(of: Given, stem: str, source: Path | None) -> Iterator[Any]:
     module = of.module(f"{stem}_hopper")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hopper_roles, "fitting_columns", lambda *sizes: 128 if of.sizes.wide else 64)
+        patch.setattr(hopper_roles, "fit_upright", lambda *sizes: of.sizes.upright)
         patch.setattr(hopper_roles, "MOST_STAGES", of.sizes.stages)
         patch.setattr(module, f"{stem}_kernel", launcher(source or Path(module.__file__)))
         patch.setattr(module, "CHECKPOINT", EVERY, raising=False)
@@ -450,7 +458,7 @@ SOLVING = [name for name, sizes in CASES.items() if sizes.op in ("gdn", "delta_r
 
 def asked_of(calls: Mapping[str, frozenset[str]]) -> list[tuple[str, str]]:
     """All of them for one case of each op, and the one that asks for everything for others."""
-    first = {sizes.op: case for case, sizes in reversed(CASES.items())}
+    first = {(sizes.op, sizes.upright): case for case, sizes in reversed(CASES.items())}
     return [(case, asked) for case in CASES for asked in calls if asked == "training" or case in first.values()]
 
 
@@ -507,9 +515,11 @@ def test_every_serial_kernel_is_here() -> None:
     assert {CASES[case].op for case in SOLVING} == solving
 
 
+STATE_OF_UNSCALED = "S = product(write_0_tile.permute([1, 0]), U_0_leaving"
+
 # What such a test is worth: faults planted in a copy of a kernel, and the first thing that is wrong then.
 FAULTS = [
-    ("gdn", "scan", "R_0_T * erase_from_start_tile", "R_0_T * -erase_from_start_tile", "'o'"),
+    ("gdn", "scan", "gl.fma(R_0_T, erase", "gl.fma(-R_0_T, erase", "'o'"),
     ("gdn", "scan", "R_0_T = warpgroup_mma_wait(1", "R_0_T = warpgroup_mma_wait(2", "product is read before"),
     (
         "gdn",
@@ -704,6 +714,84 @@ FAULTS = [
         "read before",
     ),
     ("dplr", "reverse", "tma.store_wait(3)", "tma.store_wait(4)", "written while it is copied out"),
+    ("gdn upright", "scan", "gl.fma(R_0, erase_from_start", "gl.fma(-R_0, erase_from_start", "'o'"),
+    (
+        "gdn upright",
+        "scan",
+        "product(inverse_0_tile, R_0_staged",
+        "product(inverse_0_tile.permute([1, 0]), R_0_staged",
+        "'o'",
+    ),
+    ("gdn upright", "scan", "S = product(write_0_tile.permute([1, 0]), U_0_staged", STATE_OF_UNSCALED, "'o'"),
+    ("gdn upright", "scan", "R_0 = warpgroup_mma_wait(1", "R_0 = warpgroup_mma_wait(2", "product is read before"),
+    (
+        "gdn upright",
+        "scan",
+        "            S, O = warpgroup_mma_wait(0, deps=(S, O))\n",
+        "            pass\n",
+        "product is read before",
+    ),
+    ("gdn upright", "scan", "tma.store_wait(1 if KEEP else 0)", "tma.store_wait(3)", "written while it is copied out"),
+    (
+        "gdn upright",
+        "scan",
+        "            tma.store_wait(1 + STATES)\n        U",
+        "            pass\n        U",
+        "while it is copied out",
+    ),
+    ("gdn upright", "scan", "c + 1 < chunks, batch", "c < chunks, batch", "NaN|'o'"),
+    (
+        "gdn upright",
+        "scan",
+        "        fence_async_shared()\n        gl.thread_barrier()\n        U",
+        "        gl.thread_barrier()\n        U",
+        "not fenced",
+    ),
+    (
+        "gdn upright",
+        "scan",
+        "        gl.thread_barrier()\n        U_0 = product",
+        "        U_0 = product",
+        "other threads may still write",
+    ),
+    (
+        "gdn upright",
+        "scan",
+        "        gl.thread_barrier()\n        S = S",
+        "        S = S",
+        "other threads may still write",
+    ),
+    (
+        "simple_gla upright",
+        "scan",
+        "(U_0_tile.load(of_tokens).to(gl.float32) * to_end",
+        "(U_0_tile.load(of_tokens) * -to_end",
+        "'o'",
+    ),
+    ("gdn upright", "reverse", "write_0_tile, dS_next_rest_tile", "write_0_tile, dS_next_tile", "dS|dR_0"),
+    (
+        "gdn upright",
+        "reverse",
+        "        gl.thread_barrier()\n        dU_0 =",
+        "        dU_0 =",
+        "other threads may still write",
+    ),
+    ("gdn upright", "reverse", "(dR_0 * erase_from_start)", "(dR_0 * -erase_from_start)", "dS|dR_0"),
+    (
+        "gdn upright",
+        "reverse",
+        "permute([1, 0]), dU_0_rest_staged, dR_0)",
+        "permute([1, 0]), dU_0_staged, dR_0)",
+        "dS|dR_0",
+    ),
+    ("gdn upright", "reverse", "permute([1, 0]), dO_staged, dS_next)", "permute([1, 0]), dO_tile, dS_next)", "dS"),
+    (
+        "gdn upright",
+        "reverse",
+        "            tma.store_wait(1)  # the copy of",
+        "            tma.store_wait(2)  # the copy of",
+        "while it is copied out",
+    ),
 ]
 
 
