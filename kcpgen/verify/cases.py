@@ -127,8 +127,8 @@ def _cut(base: Case) -> Iterator[Case]:
 
 
 def _many(base: Case) -> Iterator[Case]:
-    """More programs of 32 columns than multiprocessors, so that serial kernels take 64; more of 64 too, so that they may
-    take 128, with a border of sequences within a chunk."""
+    """More programs of 32 columns than multiprocessors, so that serial kernels take 64; and more of 64, so that they
+    may take 128, with a border of sequences within a chunk."""
     one = replace(base, batch=1, tokens=200, heads=40, value_heads=40, key_width=128, value_width=128)
     yield replace(one, label="many heads")
     yield replace(one, label="many heads, packed", offsets=(0, 100, 200))
