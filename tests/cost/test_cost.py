@@ -188,10 +188,17 @@ def test_a_serial_kernel_takes_128_columns_where_that_saves_a_wave() -> None:
     assert kernels(estimated("gla", parse_sizes("1x4096x96x128x128")))["scan"].programs == 192  # two share one
 
 
+@pytest.mark.parametrize(("name", "heads", "programs"), [("gdn", 32, 128), ("gdn", 34, 68), ("kda", 32, 64)])
+def test_few_heads_take_32_columns_where_an_op_has_them(name: str, heads: int, programs: int) -> None:
+    """Not where these were more than multiprocessors."""
+    found = kernels(estimated(name, parse_sizes(f"1x8192x{heads}x128x128")))
+    assert {found[kernel].programs for kernel in ("scan", "reverse")} == {programs}
+
+
 def room_of(package: Path, file: str, sizes: dict[str, int]) -> tuple[int, int]:
     """Bytes that a generated launcher says that a chunk's tiles take, and those that leave."""
     text = (package / f"{file}.py").read_text(encoding="utf-8")
-    (returned,) = re.findall(r"of those that leave\.\"\"\"\n(?:\s+state = .*\n)?\s+return (.*)", text)
+    (returned,) = re.findall(r"of those that leave\.\"\"\"\n(?:\s+(?:state|staged) = .*\n)*\s+return (.*)", text)
     return tuple(eval(returned, {}, sizes))  # of a file that this repository generates
 
 
@@ -206,11 +213,12 @@ def test_columns_are_chosen_by_the_room_that_launchers_reckon_with(
         return 64
 
     monkeypatch.setattr("kcpgen.cost.work.fitting_columns", seen)
+    monkeypatch.setattr("kcpgen.cost.work.fit_upright", lambda *sizes: False)
     sizes = {"C": estimated(spec_path.stem).chunk, "KP": 128, "block": columns}
     package = ROOT / "generated" / spec_path.stem
     files = [("scan_hopper", 0), ("scan_hopper", 1), ("reverse_hopper", 0)]  # without states and with them
     for (tiles, leaving), (file, state) in zip(rooms, files, strict=True):
-        of_tiles, of_leaving = room_of(package, file, {**sizes, "state": state and 2 * columns * 128})
+        of_tiles, of_leaving = room_of(package, file, {**sizes, "state": state and 2 * columns * 128, "staged": 0})
         assert leaving == of_leaving
         assert tiles == pytest.approx(of_tiles, rel=0.005)  # beside one number a chunk
 
