@@ -17,7 +17,7 @@ from kcpgen.plan import KernelPlan
 
 @dataclass(frozen=True, kw_only=True)
 class Sum:
-    """An equation, transposed, as it is worked out: elementwise terms, then products.
+    """An equation as it is worked out, transposed or upright: elementwise terms, then products.
 
     scaled: products whose sum is scaled by `scale`, and so come before the others; there is no elementwise term then.
     """
@@ -89,6 +89,7 @@ class Products:
         """Of all terms, or of some. halves: whether the state enters products in two parts."""
         target = self.name(equation.target) + ("" if self.upright else "_T")
         layout = self._layout(equation.target)
+        operands = self._upright if self.upright else self._transposed
         start: list[str] = []
         products: list[tuple[str, str]] = []
         scaled: list[tuple[str, str]] = []
@@ -101,9 +102,9 @@ class Products:
             rows, _ = row_decays(self.plan).get(factors[0].name, ("", ""))
             if rows and not factors[0].transposed:
                 scale = self.numbers(rows, layout)
-                scaled += self._both(factors[0], factors[1], layout, halves, "")
+                scaled += operands(factors[0], factors[1], layout, halves, "")
             else:
-                products += self._both(factors[0], factors[1], layout, halves, rows)
+                products += operands(factors[0], factors[1], layout, halves, rows)
         return Sum(name=target, start=" + ".join(start), products=tuple(products), scaled=tuple(scaled), scale=scale)
 
     def numbers(self, name: str, layout: str = "of_tokens") -> str:
@@ -117,10 +118,8 @@ class Products:
     def _layout(self, target: Factor) -> str:
         return "of_keys" if self.name(target) == self.state and not self.upright else "of_tokens"
 
-    def _both(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
-        if not self.upright:
-            yield from self._operands(right.T, left.T, layout, halves, rows)  # (A B)^T = B^T A^T
-            return
+    def _upright(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
+        """Of A B. rows: what scales the rows of B."""
         first, name = turned(f"{self.name(left)}_tile", left), self.name(right)
         if name == self.state:
             yield first, f"{name}_tile"
@@ -131,24 +130,26 @@ class Products:
         else:
             yield first, f"{name}_leaving" if variable(right) in self.corrected else f"{name}_tile"
 
-    def _operands(self, left: Factor, right: Factor, layout: str, halves: bool, rows: str) -> Iterator[tuple[str, str]]:
-        second = turned(f"{self.name(right)}_tile", right)
+    def _transposed(
+        self, left: Factor, right: Factor, layout: str, halves: bool, rows: str
+    ) -> Iterator[tuple[str, str]]:
+        """Of (A B)^T = B^T A^T."""
+        name, first, second = self.name(right), right.T, turned(f"{self.name(left)}_tile", left.T)
         side = "left_of_keys" if layout == "of_keys" else "left"
-        if self.name(left) == self.state:
-            yield f"{self.state}_T_low", second
+        if name == self.state:
+            yield f"{name}_T_low", second
             if halves:
-                yield f"{self.state}_T_rest", second
-        elif variable(left) in self.corrected and rows:
-            scaled = f"{self.name(left)}_T_low.to(gl.float32) * {rows}_tile.load(of_tokens)"
+                yield f"{name}_T_rest", second
+        elif variable(right) in self.corrected and rows:
+            scaled = f"{name}_T_low.to(gl.float32) * {self.numbers(rows)}"
             yield f"gl.convert_layout(({scaled}).to(low), {side})", second
-        elif variable(left) in self.corrected:
-            yield f"gl.convert_layout({self.name(left)}_T_low, {side})", second
+        elif variable(right) in self.corrected:
+            yield f"gl.convert_layout({name}_T_low, {side})", second
         elif rows:
-            tile = turned(f"{self.name(left)}_tile", left)
-            scaled = f"{tile}.load(of_tokens).to(gl.float32) * {rows}_tile.load(of_tokens)"
+            scaled = f"{turned(f'{name}_tile', first)}.load(of_tokens).to(gl.float32) * {self.numbers(rows)}"
             yield f"gl.convert_layout(({scaled}).to(low), {side})", second
         else:
-            yield turned(f"{self.name(left)}_tile", left), second
+            yield turned(f"{name}_tile", first), second
 
     def _alone(self, term: Monomial, factor: Factor, layout: str) -> str:
         """A term of one matrix, and what scales it."""
