@@ -25,7 +25,7 @@ def upright(plan: KernelPlan) -> bool:
     """Whether an op has them: where tokens decay as a whole or not at all, so that chunks can have 64, and of one term
     that the scan, where it erases, solves for itself."""
     solved = not plan.erasing or solve_in_scan.solves_in_scan(plan)
-    return scores_in_scan.scores_in_scan(plan) and solved and not plan.reads_state_alone
+    return scores_in_scan.scores_in_scan(plan) and solved
 
 
 def _none(*names: str) -> dict[str, Value]:
@@ -39,12 +39,13 @@ def scan(plan: KernelPlan) -> dict[str, Value]:
         return _none("staged", "begun", "read", "solved", "advance", "output")
     (term,) = plan.terms
     solving = bool(plan.erasing)
-    printer = _printer(plan, "S", [f"U_{term}"] if solving else [])
+    corrected = [f"U_{term}"] if solving else []
+    printer = _printer(plan, "S", corrected)
     output, advance = (e for e in plan.form.solved if e.target.name in ("O", "S_next"))
     reading = [t for t in output.terms if "S" in (f.name for f in t.factors)]
     read, written = printer.sum(output, reading), printer.sum(output, [t for t in output.terms if t not in reading])
     advanced = printer.sum(advance)
-    staged = list(_scaled(plan, printer, [advance], [f"U_{term}"] if solving else []))
+    staged = list(_scaled(plan, printer, advance))
     solved: list[str] = []
     if solving:
         R, U = f"R_{term}", f"U_{term}"
@@ -91,7 +92,7 @@ def reverse(plan: KernelPlan) -> dict[str, Value]:
     (advance,) = (e for e in equations if e.target.name == "dS")
     corrected = printer.sum(correction, halves=True)
     begun = printer.sum(advance, [t for t in advance.terms if "dU" not in (f.name for f in t.factors)])
-    staged = list(_scaled(plan, printer, [advance], []))
+    staged = list(_scaled(plan, printer, advance))
     dU, dR, inverse = f"dU_{term}", f"dR_{term}", f"inverse_{term}"
     handed_back = bool(solve_in_scan.handed_back(plan))
     leaving = dR if handed_back else dU
@@ -134,20 +135,15 @@ def _printer(plan: KernelPlan, state: str, corrected: Iterable[str]) -> Products
     return Products(plan=plan, state=state, corrected=frozenset(corrected), rename=rename, upright=True)
 
 
-def _scaled(
-    plan: KernelPlan, printer: Products, equations: Iterable[Equation], corrected: Iterable[str]
-) -> Iterator[tuple[str, str]]:
+def _scaled(plan: KernelPlan, printer: Products, equation: Equation) -> Iterator[tuple[str, str]]:
     """Right operands whose rows a vector's decay scales: the name, and what is staged."""
-    for equation in equations:
-        for term in equation.terms:
-            factors = [f for f in term.factors if f.name not in DIAGONALS]
-            if len(factors) < 2 or not factors[0].transposed:
-                continue
-            rows, _ = row_decays(plan).get(factors[0].name, ("", ""))
+    for term in equation.terms:
+        factors = [f for f in term.factors if f.name not in DIAGONALS]
+        rows, _ = row_decays(plan).get(factors[0].name, ("", ""))
+        if rows and factors[0].transposed:
             name = printer.name(factors[1])
-            if rows and factors[1].name != "dU":
-                held = f"{name}_low" if name in corrected else printer.values(name)
-                yield name, f"({held}.to(gl.float32) * {printer.numbers(rows)}).to(low)"
+            held = f"{name}_low" if name in printer.corrected else printer.values(name)
+            yield name, f"({held}.to(gl.float32) * {printer.numbers(rows)}).to(low)"
 
 
 def _stored(staged: Iterable[tuple[str, str]]) -> Iterator[str]:
