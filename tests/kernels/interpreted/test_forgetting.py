@@ -164,9 +164,12 @@ def found_by(op: Op, inputs: Inputs, case: Case = CASE) -> list[Seen]:
     return seen
 
 
+@pytest.mark.parametrize("at_once", [None, 0], ids=["segments at once", "chunk after chunk"])
 @pytest.mark.parametrize("name", OPS)
-def test_what_is_forgotten_is_gone(name: str) -> None:
+def test_what_is_forgotten_is_gone(name: str, at_once: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every option, of gates of every strength. Strong ones are seen, weak ones never."""
+    if at_once is not None:  # as of segments longer than what is looked at at once
+        monkeypatch.setattr("kcpgen.runtime.forgetting.AT_ONCE", at_once)
     op = generated(name)
     for _, keywords in [("", {}), *option_keywords(op)]:
         case = replace(CASE, keywords=keywords)
