@@ -20,7 +20,7 @@ from benchmarks.harness.shapes import Shape
 from kcpgen.verify.op import Op
 
 DIRECTIONS = ("forward", "training")
-IN_SEGMENTS = {"fold_kernel", "fold_decays_kernel"}  # what runs only where sequences were cut
+IN_SEGMENTS = {"fold_kernel", "fold_decays_kernel", "forgetting_kernel"}  # where sequences were cut, or halved
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from kcpgen.emit import gluon_upright, scores_in_scan, solve_in_scan, triton_val
 from kcpgen.emit.gluon_sums import Products, Sum, renamed, turned
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.triton_blocks import math, variable
+from kcpgen.emit.triton_forgetting import halves
 from kcpgen.emit.triton_scratch import field_of, in_place, row_decays
 from kcpgen.emit.triton_serial import is_vector, shared
 from kcpgen.plan import KernelPlan
@@ -131,6 +132,7 @@ def emit_scan_hopper(plan: KernelPlan) -> str:
             *(["product", "rounded"] if plan.reads_state_alone else ["product"]),
         ],
         "raw_values": triton_values.scan_only(plan),
+        "halves": int(halves(plan)),
     }
     corrected = solve_in_scan.equations(plan) if solving else [math(e) for e in values.values()]
     equations = [*(scores_in_scan.equations() if scoring else []), *corrected, math(output), math(advance)]
@@ -225,6 +227,7 @@ def emit_reverse_hopper(plan: KernelPlan) -> str:
         gradients=gradients,
         solved=solved,
         **gluon_upright.reverse(plan),
+        halves=int(halves(plan)),
         helpers=[
             *("barriers", "clear_behind", "fetch_vectors", "fresh_product"),
             *(["in_bf16"] if handed_back or len(plan.erasing) < len(plan.terms) else []),

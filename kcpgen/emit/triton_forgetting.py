@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kcpgen.emit.gluon_upright import upright
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.tidy import live
 from kcpgen.emit.triton_imports import device_functions
@@ -35,6 +36,12 @@ def forgets(plan: KernelPlan) -> bool:
     return not (plan.decay_axis and plan.exclusive)
 
 
+def halves(plan: KernelPlan) -> bool:
+    """Whether serial kernels can be launched for heads that forget, or for the others (`kcpgen.runtime.halves`): where
+    a head has as many programs whole, of 32 columns, as in halves."""
+    return forgets(plan) and upright(plan)
+
+
 def emit_forgetting(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
     by_channel = bool(plan.decay_axis) and not plan.erasing
     body = live(
@@ -51,6 +58,7 @@ def emit_forgetting(plan: KernelPlan, shared: Mapping[str, Value]) -> str:
         sizes=shared["sizes"],
         bound=_in_words(plan),
         by_channel=int(by_channel),
+        halves=int(halves(plan)),
         body=body,
         bounds=[name for name in BOUNDS if any(f"{name}(" in line for line in called)],
         device_functions=device_functions(body),

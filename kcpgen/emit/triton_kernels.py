@@ -8,6 +8,7 @@ from kcpgen.emit import gluon_gradients
 from kcpgen.emit.arguments import value_input
 from kcpgen.emit.gluon_far_gradients import emit_far_gradients_hopper, in_flight
 from kcpgen.emit.gluon_serial import emit_reverse_hopper, emit_scan_hopper, emit_summary_hopper
+from kcpgen.emit.gluon_upright import upright
 from kcpgen.emit.gluon_value_axis import on_both_axes
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
@@ -131,6 +132,7 @@ def _emit_autograd(plan: KernelPlan) -> str:
         gradients_in_one=int(gluon_gradients.in_flight(plan) and on_both_axes(plan)),
         scores_in_scan=int(scores_in_scan(plan)),
         solves_in_scan=int(solves_in_scan(plan)),
+        upright=int(upright(plan)),
         summary_import=["from .summary import transitions"] if dense else [],
         forgetting="forgetting" if forgets(plan) else "None",
         forgetting_import=["from .forgetting import forgetting"] if forgets(plan) else [],

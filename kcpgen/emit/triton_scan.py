@@ -10,6 +10,7 @@ from kcpgen.emit import solve_in_scan, triton_values
 from kcpgen.emit.render import Value, render
 from kcpgen.emit.roles import in_roles
 from kcpgen.emit.triton_blocks import BlockPrinter, math
+from kcpgen.emit.triton_forgetting import halves
 from kcpgen.emit.triton_imports import device_functions
 from kcpgen.emit.triton_scratch import field_of, row_decays
 from kcpgen.emit.triton_serial import loads
@@ -47,6 +48,7 @@ def emit_scan(plan: KernelPlan) -> str:
         blocks=list(triton_values.blocks(plan)),
         strengths=list(triton_values.strengths(plan)),
         corrected=[f"U_{i}" for i in plan.erasing],
+        halves=int(halves(plan)),
     )
 
 
@@ -100,6 +102,7 @@ def emit_reverse(plan: KernelPlan) -> str:
         solves=int(bool(solves)),
         left_behind=left_behind,
         left_behind_alone=f"({left_behind})" if solves else left_behind,
+        halves=int(halves(plan)),
     )
 
 

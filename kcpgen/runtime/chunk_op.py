@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kcpgen.runtime import hopper, split, split_passes, stretches
+from kcpgen.runtime import halves, hopper, split, split_passes, stretches
 from kcpgen.runtime.awaited import Awaited, arrived
 from kcpgen.runtime.chains import products_of_decays
 from kcpgen.runtime.context_parallel import passes
@@ -28,7 +28,7 @@ from kcpgen.runtime.context_parallel.merge_kernels import merge_in_triton, produ
 from kcpgen.runtime.context_parallel.payload import Kind
 from kcpgen.runtime.context_parallel.states import callers_rows, entering_states, global_states, local_states
 from kcpgen.runtime.functions import outside_graphs, requires_grad
-from kcpgen.runtime.hopper_roles import takes
+from kcpgen.runtime.hopper_roles import UPRIGHT_CHUNK, fit_upright, takes
 from kcpgen.runtime.kept import replays
 from kcpgen.runtime.launch import StatesAround, Tiles, altered, dot_precision, readable, scratch_dtype, unit_stride
 from kcpgen.runtime.layout import CHECKPOINT, ChunkLayout, chunk_layout
@@ -50,7 +50,7 @@ class Kernels:
     is left of a state (`kcpgen.runtime.forgetting`). gradients_in_one: whether one kernel for Hopper makes gradients of
     all inputs, and leaves nothing for a next one. scores_in_scan, solves_in_scan: whether the scan can make scores
     itself, in roles, and whether both can solve for corrected values and what these hang on; `prepare` is told whether
-    they will.
+    they will. upright: whether programs of serial kernels may have 32 columns.
     """
 
     op: str
@@ -69,6 +69,7 @@ class Kernels:
     gradients_in_one: bool = False
     scores_in_scan: bool = False
     solves_in_scan: bool = False
+    upright: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +111,29 @@ class Run:
     @cached_property
     def stretches(self) -> tuple[range, ...]:
         """Those of its one sequence, where chunk-parallel kernels are to run beside serial ones; () where not."""
-        if self.pieces(self.sequences) is not None:
+        if self._few or self.halves is not None or self.pieces(self.sequences) is not None:
             return ()
         processors = multiprocessors(self.layout.sequences.device)
         return stretches.side_by_side(self.layout.lengths, self.heads, self.programs, processors)
+
+    @cached_property
+    def _few(self) -> bool:
+        """Whether serial kernels take 32 columns: nothing has room beside their programs."""
+        if not self.kernels.upright or not self.tiles.scan.roles or self.layout.chunk != UPRIGHT_CHUNK:
+            return False
+        processors = multiprocessors(self.layout.sequences.device)
+        return fit_upright(self.layout.sequence_count * self.programs, processors)
+
+    @cached_property
+    def halves(self) -> halves.Halves | None:
+        """Those of its sequences, where heads that forget are to run both side by side; None on ranks, and for whoever
+        asks for segments or has them."""
+        known = self.kernels.upright and self.kernels.forgetting is not None
+        if not known or self.cp is not None or self.segments is not None or self.pieces(self.sequences) is not None:
+            return None
+        if not halves.wanted(self.layout, few=self._few):
+            return None
+        return self.layout.once("halves", lambda: halves.halved(self.layout, self.batch, self.starts))
 
     def pieces(self, sequences: range) -> Pieces | None:
         """The segments that these sequences are cut into; None where they stay whole."""
@@ -207,15 +227,24 @@ class _Op:
     def _needed(self, layout: ChunkLayout, from_the_start: bool = False) -> Tensor | None:
         """How many chunks the summary of each of a layout's sequences has to run, by head: those at its end, or of its
         gradient at its start. None: all."""
-        run = self._run
-        if run.kernels.forgetting is None:
+        if self._run.kernels.forgetting is None:
             return None
         if layout is self._looked_at[0] and not from_the_start:
             return self._looked_at[1]
-        sizes = (layout.sequence_count, self.heads)
-        found = torch.empty(sizes, dtype=torch.int32, device=run.layout.sequences.device)
-        run.kernels.forgetting(*self._tensors, layout, found, **run.keywords, from_the_start=from_the_start)
+        found = self.counts(layout.sequence_count)
+        self.look(layout, found, from_the_start=from_the_start)
         return found
+
+    def counts(self, *rows: int) -> Tensor:
+        """Uninitialised int32 [.., HV]."""
+        return torch.empty((*rows, self.heads), dtype=torch.int32, device=self._run.layout.sequences.device)
+
+    def look(self, layout: ChunkLayout, needed: Tensor, *, from_the_start: bool, **more: Tensor) -> None:
+        """Fill `needed` [N, HV], as above. more: what else the op's `forgetting` is to fill."""
+        run = self._run
+        assert run.kernels.forgetting is not None
+        keywords = {**run.keywords, **more}
+        run.kernels.forgetting(*self._tensors, layout, needed, **keywords, from_the_start=from_the_start)
 
     def room_for_transitions(self, count: int) -> Tensor:
         sizes = {"dense": (self.keys, self.keys), "diagonal": (self.keys,), "scalar": ()}[self.kind]
@@ -301,6 +330,9 @@ class Forward(_Op):
             rows = stretches.layouts(run.layout, run.starts[-1], self._stretches)
             stretches.forward(self, self._stretches, rows, initial, final)
             return
+        if run.halves is not None:  # of all sequences, on one device
+            halves.forward(self, run.halves, arrived(initial), final)
+            return
         if cut is not None:
             self._look_ahead(cut)
         self.prepare_all()
@@ -329,8 +361,16 @@ class Forward(_Op):
             if transition is not None:
                 join(self.o.device)
 
-    def scan(self, layout: ChunkLayout, o: Tensor | None, initial: Tensor | None, final: Tensor | None) -> None:
-        run = self._run
+    def scan(
+        self,
+        layout: ChunkLayout,
+        o: Tensor | None,
+        initial: Tensor | None,
+        final: Tensor | None,
+        chosen: halves.Chosen | None = None,
+    ) -> None:
+        run, some = self._run, {} if chosen is None else {"chosen": chosen}
+        needed = None if o is not None else self._needed(layout) if chosen is None else chosen.needed
         run.kernels.scan(
             self.prepared,
             layout,
@@ -340,7 +380,8 @@ class Forward(_Op):
             final_state=final,
             states=None if o is None else self.kept,  # a summary leaves all as it was
             checkpoints=None if o is None else self.checkpoints,
-            chunks_needed=self._needed(layout) if o is None else None,
+            chunks_needed=needed,
+            **some,
         )
 
     def make_transitions(self, cut: Pieces) -> None:
@@ -431,7 +472,9 @@ class Backward(_Op):
         if self._behind is not None:  # of the only sequence there is
             self._behind.reverse(self, leaving, entering)
         elif not isinstance(leaving, Awaited):
-            if cut is None:
+            if run.halves is not None:  # of all sequences, on one device
+                halves.backward(self, run.halves, leaving, entering)
+            elif cut is None:
                 self.reverse(run.window(sequences), leaving, entering)
             else:
                 split_passes.backward(self, cut, leaving, entering)
@@ -444,8 +487,14 @@ class Backward(_Op):
             known = split_passes.catch_up_gradient(self, cut, leaving.get(), ahead)
             split_passes.backward(self, cut, leaving.get(), entering, known)
 
-    def reverse(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor | None) -> None:
-        run = self._run
+    def reverse(
+        self,
+        layout: ChunkLayout,
+        leaving: Tensor | None,
+        entering: Tensor | None,
+        chosen: halves.Chosen | None = None,
+    ) -> None:
+        run, some = self._run, {} if chosen is None else {"chosen": chosen}
         self._reversed = run.kernels.reverse(
             self.prepared,
             layout,
@@ -454,6 +503,7 @@ class Backward(_Op):
             final_state_gradient=leaving,
             initial_state_gradient=entering,
             into=self._reversed,
+            **some,
         )
 
     def summarise(self, sequence: int, entering: Tensor) -> None:
@@ -464,8 +514,15 @@ class Backward(_Op):
         else:
             self._summaries[alone] = split_passes.summarise_gradient(self, cut, entering)
 
-    def summary(self, layout: ChunkLayout, leaving: Tensor | None, entering: Tensor) -> None:
-        run = self._run
+    def summary(
+        self,
+        layout: ChunkLayout,
+        leaving: Tensor | None,
+        entering: Tensor,
+        chosen: halves.Chosen | None = None,
+    ) -> None:
+        run, some = self._run, {} if chosen is None else {"chosen": chosen}
+        needed = self._needed(layout, from_the_start=True) if chosen is None else chosen.needed
         run.kernels.reverse_summary(
             self.prepared,
             layout,
@@ -473,7 +530,8 @@ class Backward(_Op):
             do=self._do,
             initial_state_gradient=entering,
             final_state_gradient=leaving,
-            chunks_needed=self._needed(layout, from_the_start=True),
+            chunks_needed=needed,
+            **some,
         )
 
     def finish(self) -> tuple[Tensor | None, ...]:

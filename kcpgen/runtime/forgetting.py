@@ -32,6 +32,12 @@ def forgotten(needed_ptr, place, tokens, C: tl.constexpr):
 
 
 @triton.jit
+def is_chosen(forgotten_ptr, place, FORGETTING: tl.constexpr):
+    """Whether a launch for heads that forget, or for those that do not, is for the one at that place."""
+    return (tl.load(forgotten_ptr + place) > 0) == FORGETTING
+
+
+@triton.jit
 def looks_on(bound, tokens, at_once):
     """Whether chunks are still to be looked at after so many tokens: where gates are on the way to FORGOTTEN within
     MOST tokens, or one look behind."""

@@ -73,7 +73,7 @@ def cut(
     spans = [(row, begin, end) for row in range(batch) for begin, end in pairwise(starts)]
     before = list(accumulate(chunks, initial=0))
     for n in chosen:
-        rows = _rows(*spans[n], before[n], layout.chunk, counts[n])
+        rows = in_parts(*spans[n], before[n], layout.chunk, counts[n])
         numbers[len(rows) > 1].append(n - chosen.start)
         if len(rows) > 1:
             chains.append(rows)
@@ -112,7 +112,7 @@ def cut(
     )
 
 
-def _rows(row: int, begin: int, end: int, before: int, chunk: int, count: int) -> list[Row]:
+def in_parts(row: int, begin: int, end: int, before: int, chunk: int, count: int) -> list[Row]:
     """`count` parts of a sequence, each a whole number of chunks but the last; `before`: chunks before the sequence."""
     chunks = -(-(end - begin) // chunk)
     cuts = [chunks * part // count for part in range(count + 1)]

@@ -21,7 +21,8 @@ class Case:
     offsets: cu_seqlens of a packed row, () for a plain batch. gates, keys: how the log decays and the key vectors are
     drawn (see `kcpgen.verify.inputs`). extreme: the inputs are there to break things, the bound is wider.
     segments: into how many the kernels cut each sequence, None for what suits the device. replayed: whether a forward
-    keeps few states (`kcpgen.runtime.kept`).
+    keeps few states (`kcpgen.runtime.kept`). halves: whether heads that forget run both halves of a sequence side by
+    side (`kcpgen.runtime.halves`), None for what suits the device.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Case:
     loss: str = "both"  # "output", "state" or "both"
     segments: int | None = None
     replayed: bool = False
+    halves: bool | None = None
 
     @property
     def sequences(self) -> int:
@@ -82,6 +84,7 @@ def interpreted_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(one, label="repeated keys", tokens=64, keys="repeated", gates="zero"),
         replace(one, label="in 4 segments", tokens=290, segments=4, gates="slow"),
         replace(one, label="few states kept", tokens=290, gates="slow", replayed=True),  # more than one where C = 32
+        *_halved(op, replace(base, tokens=290)),
     )
     more = (replace(base, label="fp16", dtype="float16"), replace(base, label="T=1", tokens=1))
     return (*cases, *few) if quick else (*cases, *more, *_corners(op, base))
@@ -100,6 +103,7 @@ def gpu_cases(op: Op, quick: bool) -> tuple[Case, ...]:
         replace(base, label="few states kept", gates="slow", replayed=True),
         replace(base, label="few states kept, in 4 segments", gates="slow", replayed=True, segments=4),
         *_many(base),
+        *_halved(op, replace(base, value_heads=4)),
         *([] if quick else [replace(base, label="T=32768", tokens=32768, heads=1, value_heads=1)]),
     )
 
@@ -124,6 +128,16 @@ def _cut(base: Case) -> Iterator[Case]:
     yield replace(base, label="in 4 segments that forget", segments=4, gates="random")
     packed = replace(base, batch=1, offsets=EMPTY_ENDS, tokens=EMPTY_ENDS[-1], key_width=100, value_width=60)
     yield replace(packed, label="packed, K=100 V=60, in 3 segments", segments=3)
+
+
+def _halved(op: Op, base: Case) -> Iterator[Case]:
+    """Sequences of which some heads, that forget, run both halves side by side, and the others all of it."""
+    if op.has_halves:
+        base = replace(base, gates="heads", halves=True)  # of every other head
+        yield replace(base, label="in halves")
+        yield replace(base, label="in halves, packed", offsets=(0, base.tokens // 2 + 7, base.tokens))
+        yield replace(base, label="in halves, few states kept", replayed=True)
+        yield replace(base, label="in halves, all heads", gates="random")
 
 
 def _many(base: Case) -> Iterator[Case]:

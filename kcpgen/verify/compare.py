@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kcpgen.runtime.halves import forced_halves
 from kcpgen.runtime.kept import replayed_states
 from kcpgen.runtime.split import forced_segments
 from kcpgen.verify.cases import Case
@@ -73,7 +74,7 @@ def compare(op: Op, case: Case, device: str) -> Comparison:
 def evaluate(call: Recurrence, inputs: Inputs, case: Case, **keywords: Any) -> dict[str, Tensor]:
     """Outputs and gradients of all leaves, by name: o, final_state, d<input>."""
     offsets = torch.tensor(case.offsets, device=inputs.device) if case.offsets else None
-    with forced_segments(case.segments), replayed_states(case.replayed):
+    with forced_segments(case.segments), replayed_states(case.replayed), forced_halves(case.halves):
         o, state = call(
             **inputs.tokens,
             **inputs.params,

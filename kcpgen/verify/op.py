@@ -41,6 +41,12 @@ class Op:
         found: Form = import_module(f"{self.chunk.__module__.rpartition('.')[0]}.autograd").KERNELS.form
         return found
 
+    @property
+    def has_halves(self) -> bool:
+        """Whether heads that forget can run both halves of a sequence side by side; likewise."""
+        kernels = import_module(f"{self.chunk.__module__.rpartition('.')[0]}.autograd").KERNELS
+        return kernels.upright and kernels.forgetting is not None
+
     def axis(self, name: str) -> str:
         """ "", "K" or "V" of a token input or parameter."""
         letters = {**self.signature.inputs, **self.signature.params}[name].split()

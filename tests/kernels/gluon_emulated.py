@@ -173,5 +173,5 @@ def globals_of_kernels() -> dict[str, Any]:
     names = {"gl": gl, **rounding}
     products = ("product", "fresh_product", "product_fp32", "fresh_product_fp32", "in_three")
     define(Path(hopper_ops.__file__), ("fetch_vectors", "clear_behind", *products), names)
-    define(Path(forgetting.__file__), ("forgotten",), names)
+    define(Path(forgetting.__file__), ("forgotten", "is_chosen"), names)
     return names

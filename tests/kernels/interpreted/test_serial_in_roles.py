@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from kcpgen.runtime import hopper_roles
+from kcpgen.runtime.halves import Chosen
 from kcpgen.runtime.launch import ScanTiles
 from kcpgen.runtime.layout import ChunkLayout, chunk_layout
 from kcpgen.verify.op import load_op
@@ -244,9 +245,15 @@ def corrected(of: Given) -> list[str]:
 
 
 def scanned(
-    of: Given, asked: frozenset[str], source: Path | None = None, *, portable: bool = False
+    of: Given,
+    asked: frozenset[str],
+    source: Path | None = None,
+    *,
+    portable: bool = False,
+    chosen: Chosen | None = None,
 ) -> dict[str, Tensor]:
-    """What a scan leaves behind. asked: of "initial", "o", "final" and "kept", with "replayed" for a few states."""
+    """What a scan leaves behind. asked: of "initial", "o", "final" and "kept", with "replayed" for a few states.
+    chosen: the heads that it is for, of an op that can be told."""
     prepared, layout = of.prepared if portable else of.in_roles, of.layout
     states = layout.sequence_count, prepared.heads, prepared.keys, prepared.values
     U = {name: torch.full_like(getattr(prepared, name), torch.nan) for name in corrected(of)}
@@ -264,6 +271,7 @@ def scanned(
         "final_state": found.get("final"),
         "states": None if "replayed" in asked else found.get("kept"),
         "checkpoints": found.get("kept") if "replayed" in asked else None,
+        **({} if chosen is None else {"chosen": chosen}),
     }
     scores = {"A_0": torch.full_like(of.prepared.A_0, torch.nan)} if of.scores_in_scan and "kept" in asked else {}
     prepared = replace(prepared, **U, **({} if portable else scores))
@@ -294,9 +302,14 @@ def initial(shape: tuple[int, ...]) -> Tensor:
 
 
 def reversed_(
-    of: Given, asked: frozenset[str], source: Path | None = None, *, portable: bool = False
+    of: Given,
+    asked: frozenset[str],
+    source: Path | None = None,
+    *,
+    portable: bool = False,
+    chosen: Chosen | None = None,
 ) -> dict[str, Tensor]:
-    """What a reverse scan leaves behind. asked: of "final", "gradients" and "initial"."""
+    """What a reverse scan leaves behind. asked: of "final", "gradients" and "initial". chosen: as above."""
     made, layout = of.prepared if portable else replace(of.in_roles, A_0=of.prepared.A_0), of.layout
     states = layout.sequence_count, made.heads, made.keys, made.values
     text = text_of(f"{of.package}.reverse")
@@ -316,6 +329,7 @@ def reversed_(
         "gradients": tuple(found[name] if kept else None for name in names),
         "final_state_gradient": initial(states) if "final" in asked else None,
         "initial_state_gradient": initial_gradient,
+        **({} if chosen is None else {"chosen": chosen}),
     }
     if portable:
         of.module("reverse")._launch(made, layout, replace(TILES, roles=False), **operands)
@@ -507,6 +521,76 @@ def test_so_is_a_reverse_scan_that_solves(case: str) -> None:
 @pytest.mark.parametrize(("case", "asked"), asked_of(BACKWARDS))
 def test_a_reverse_scan_leaves_what_its_equations_say(case: str, asked: str) -> None:
     check(case, "reverse", BACKWARDS[asked])
+
+
+HALVED = [f"{op} {kind}" for op in ("gdn", "simple_gla") for kind in ("in place", "upright in place")]
+
+
+def check_chosen(case: str, stem: str, forgetting: bool, portable: bool = False, source: Path | None = None) -> None:
+    """A launch for some heads leaves for these what one for all does, and nothing for others."""
+    of, asked = given(CASES[case]), {"scan": FORWARDS, "reverse": BACKWARDS}[stem]["training"]
+    sequences = torch.arange(of.layout.sequence_count)[:, None]
+    forgotten = 3 * ((sequences + torch.arange(of.sizes.value_heads)) % 2).int()
+    chosen = Chosen(forgotten=forgotten, forgetting=forgetting)
+    whole = KERNELS[stem](of, asked, portable=portable)
+    found = KERNELS[stem](of, asked, source, portable=portable, chosen=chosen)
+    here = ((forgotten > 0) == forgetting).tolist()
+    for name, x in whole.items():
+        if portable and name == "A_0":  # `prepare` has made it
+            continue
+        for n, head in ((n, head) for n, row in enumerate(here) for head in range(len(row))):
+            right, left = (of_one(of, name, tensor, n, head) for tensor in (x, found[name]))
+            if here[n][head]:
+                assert torch.equal(left.nan_to_num(1e9), right.nan_to_num(1e9)), f"{name} of a head that is chosen"
+            else:
+                assert left.isnan().all(), f"{name} of another head"
+
+
+def of_one(of: Given, name: str, x: Tensor, sequence: int, head: int) -> Tensor:
+    """What a result has of one sequence and head."""
+    row, first, tokens, chunk = of.layout.sequences[sequence].tolist()
+    if name == "o":
+        return x[row, first : first + tokens, head]
+    if name in ("final", "initial"):
+        return x[sequence, head]
+    return x[chunk : chunk + of.layout.lengths[sequence], head]
+
+
+@pytest.mark.parametrize("forgetting", [True, False])
+@pytest.mark.parametrize("stem", KERNELS)
+@pytest.mark.parametrize("case", HALVED)
+def test_a_launch_for_some_heads_leaves_others_alone(case: str, stem: str, forgetting: bool) -> None:
+    check_chosen(case, stem, forgetting)
+
+
+@pytest.mark.parametrize("forgetting", [True, False])
+@pytest.mark.parametrize("stem", KERNELS)
+@pytest.mark.parametrize("case", [case for case in HALVED if "upright" not in case])
+def test_so_does_a_portable_one(case: str, stem: str, forgetting: bool) -> None:
+    check_chosen(case, stem, forgetting, portable=True)
+
+
+OF_OTHERS = [
+    ("tokens = gl.where(chosen, tokens, 0)", "pass", "of another head"),
+    ("skipped = gl.where(chosen, skipped, -1)", "pass", "(final|initial) of another head"),
+    ("sequence * HV + head, FORGETTING", "sequence * HV, FORGETTING", "of a head that is chosen|of another head"),
+    ("head, FORGETTING", "head, 1 - FORGETTING", "of a head that is chosen|of another head"),
+    ("mask=state_inside & (skipped >= 0)", "mask=state_inside", "(final|initial) of another head"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "said"), OF_OTHERS)
+@pytest.mark.parametrize("stem", KERNELS)
+@pytest.mark.parametrize("case", HALVED)
+def test_a_launch_for_the_wrong_heads_is_found(
+    case: str, stem: str, right: str, wrong: str, said: str, tmp_path: Path
+) -> None:
+    text = text_of(f"{given(CASES[case]).package}.{stem}_hopper")
+    assert right in text, "what this fault changes is gone; choose something else"
+    source = tmp_path / f"{stem}_hopper.py"
+    source.write_text(text.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(AssertionError, match=said):
+        check_chosen(case, stem, True, source=source)
 
 
 def test_every_serial_kernel_is_here() -> None:
