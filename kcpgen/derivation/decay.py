@@ -71,13 +71,14 @@ def _culprit(spec: Spec, words: list[Word]) -> Expr:
 
 
 def _fault(spec: Spec, culprit: Expr) -> Diagnostic:
-    """Inside a lone exp the fault is its argument, or the one name in it that is no log decay."""
+    """The one name in an exp that is no log decay; or else, inside a lone exp, its argument."""
     while isinstance(culprit, Call) and culprit.function == "Diag":
         culprit = culprit.argument
+    decays = {given.name for given in spec.inputs if given.role == "log_decay"}
+    exps = [node for node in walk(culprit) if isinstance(node, Call) and node.function == "exp"]
+    others = [n for node in exps for n in walk(node) if isinstance(n, Name) and n.name not in decays]
+    if len(others) == 1:
+        return faults.no_log_decay(others[0], spec)
     if not (isinstance(culprit, Call) and culprit.function == "exp"):
         return faults.decay_form(culprit, spec, "this is not exp of a sum of declared log decays")
-    decays = {given.name for given in spec.inputs if given.role == "log_decay"}
-    others = [node for node in walk(culprit) if isinstance(node, Name) and node.name not in decays]
-    if len(others) == 1:
-        return faults.decay_form(others[0], spec, f"{others[0].name} is not a log decay")
     return faults.decay_form(culprit.argument, spec, "this is not a sum of declared log decays")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcpgen.diagnostics import Diagnostic
-from kcpgen.language.syntax import Node
+from kcpgen.language.syntax import Name, Node
 from kcpgen.spec import Spec
 
 DERIVATION_CODES = {
@@ -65,6 +67,16 @@ def decay_form(node: Node, spec: Spec, found: str) -> Diagnostic:
             "a factor f is passed as its natural logarithm: for 1 - f the caller computes log1p(-f)",
         ),
     )
+
+
+def no_log_decay(name: Name, spec: Spec) -> Diagnostic:
+    """As above, of one name in an exp."""
+    found = decay_form(name, spec, f"{name.name} is not a log decay")
+    lines = [given.span.line for given in spec.inputs if given.name == name.name]
+    if not lines:
+        return found
+    hint = f"add `log decay` to the declaration of `{name.name}` on line {lines[0]}, if it is the natural log of one"
+    return replace(found, hints=(hint, *found.hints[1:]))
 
 
 def dropped(node: Node) -> Diagnostic:

@@ -45,8 +45,8 @@ class _ReadChecker:
         self.place = place
         self.faults = faults
         self.state = declared.state.name.text if declared.state else ""
-        self.inputs = {given.name for given in declared.inputs}
-        self.constants = {constant.name for constant in declared.constants}
+        self.inputs = dict.fromkeys(given.name for given in declared.inputs)  # in their order
+        self.constants = dict.fromkeys(constant.name for constant in declared.constants)
         self.timeless = {
             "scale": "the scale",
             **{param.name: "a parameter" for param in declared.params},
@@ -106,6 +106,9 @@ class _ReadChecker:
         message = f"`{name.name}` is not a function" if called else f"`{name.name}` is not declared"
         hint = self._hint(name, called) or meant_name(name.name, known) or names.did_you_mean(name.name, known)
         note = functions if called else names.foreign_letters(name.name)
+        if not (hint or note):
+            declared = (word for word in [self.state, *self.inputs, *self.timeless] if word not in ("", "scale"))
+            note = f"declared are {', '.join(f'`{word}`' for word in declared)}"
         self.faults.add("KCP101", message, name.span, note=note, hint=hint)
 
     def _hint(self, name: Name, called: bool) -> str:

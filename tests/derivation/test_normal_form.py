@@ -73,6 +73,11 @@ def test_cancelled_terms_vanish() -> None:
     assert terms == [("k", "v", "0", ""), ("p", "v", "0", "")]
 
 
+def test_a_gate_that_was_not_declared_a_log_decay_is_named() -> None:
+    with pytest.raises(SpecError, match="add `log decay` to the declaration of `f` on line"):
+        derive_normal_form(spec_of("exp(f) (I - k k^T) S[t-1] + k v^T"))
+
+
 def faults(update: str, readout: str = "scale S[t]^T q") -> list[tuple[str, str]]:
     """(code, underlined text) of every diagnostic."""
     spec = spec_of(update, readout)
@@ -102,6 +107,7 @@ def faults(update: str, readout: str = "scale S[t]^T q") -> list[tuple[str, str]
         ("exp(f) S[t-1] + k v^T", ("KCP203", "f")),
         ("exp(-h) S[t-1] + k v^T", ("KCP203", "-h")),
         ("exp(f + h) S[t-1] + k v^T", ("KCP203", "f")),
+        ("exp(f) (I - k k^T) S[t-1] + k v^T", ("KCP203", "f")),
         ("f S[t-1] + S[t-1] + k v^T", ("KCP203", "f S[t-1] + S[t-1]")),
         ("k (S[t-1]^T k)^T + k v^T", ("KCP204", "k (S[t-1]^T k)^T + k v^T")),
         ("exp(h) S[t-1] + k v^T - k v^T", ("KCP205", "exp(h) S[t-1] + k v^T - k v^T")),
